@@ -214,6 +214,33 @@ def test_attempts(links: tuple[Link, Pools, Link, Pools]) -> None:
     np.testing.assert_array_equal(here.k7[:13], there.k7[:13])
 
 
+def test_content(links: tuple[Link, Pools, Link, Pools]) -> None:
+    prefill, here, decode, there = links
+    named = {"token_ids": range(TOKENS), "image_hashes": ["a1", "b2"], "statelink": statelink}
+    rooms = run("content", link=Both(prefill, decode), room=9, N=TOKENS, **named)
+    rooms["sending"].push({"kv": np.arange(13), "mamba": [0], "aux": [0]})
+    rooms["receiving"].accept({"kv": np.arange(13), "mamba": [0], "aux": [0]})
+    assert rooms["receiving"].wait(60)
+    rooms["receiving"].check()
+    np.testing.assert_array_equal(here.k7[:13], there.k7[:13])
+
+
+def test_the_golden_contents_of_the_guide() -> None:
+    rows = [line for line in PAGE.splitlines() if re.fullmatch(r"\|.*\| `[0-9a-f]{32}` \|", line)]
+    extras: list[dict[str, Any]] = [
+        {},
+        {},
+        {"adapter": "sql"},
+        {"adapter": "sql", "items": ["a1", "b2"], "salt": "tenant 7"},
+        {"salt": "grüße"},
+    ]
+    for row, named in zip(rows, extras, strict=True):
+        tokens, words, content = (cell.strip() for cell in row.strip("|").split("|"))
+        ids = [] if tokens == "none" else [int(each) for each in tokens.split(", ")]
+        assert all(text in words for value in named.values() for text in ([value] if isinstance(value, str) else value))
+        assert content.strip("`") == statelink.content_of(ids, **named).hex()
+
+
 class Both:
     """The two calls of the example are those of two links."""
 

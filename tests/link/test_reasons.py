@@ -83,7 +83,7 @@ def test_digest_differs(two_engines: TwoEngines) -> None:
     made.push(sending, case)
     reason = same(receiving, sending)
     stood(reason, "decode rank 0", "transferring", "nothing")
-    assert (reason.code, reason.who["component"], reason.who["rank"]) == ("room.content", "kv", "0")
+    assert (reason.code, reason.who["component"], reason.who["rank"]) == ("room.verify", "kv", "0")
     made.pardon(case)
     made.done(case)
 

@@ -83,6 +83,7 @@ def messages() -> dict[str, wire.Message]:
             lifetime_ms=120_000,
             unmet=(wire.Unmet(0, 0), wire.Unmet((1 << 62) + 5, 1500)),
             least=(1 << 40) - 63,
+            content=b"\x02" * 64,
         ),
         wire.Chunk(**USE, number=3, granules={"kv": (4, 9)}, layers=(0, 12), nbytes=1 << 40),
         wire.Finished(**USE, digest=b"\x01" * 16, moved={"kv": Moved(1 << 40, 77)}, chunks=4, tokens=1 << 40),

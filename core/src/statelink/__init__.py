@@ -14,7 +14,7 @@ from .backend import hookimpl
 from .config import LinkConfig
 from .errors import StatelinkError
 from .link import Link, Receiving, Rendezvous, Room, Sending, Status
-from .plan import Pages, indices_of
+from .plan import Pages, content_of, indices_of
 from .registry import Listed, list_backends
 from .wire import Keys
 
@@ -31,6 +31,7 @@ __all__ = [
     "StatelinkError",
     "Status",
     "__version__",
+    "content_of",
     "hookimpl",
     "indices_of",
     "list_backends",

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from statelink.errors import RoomError
+from statelink.errors import ClosedError, RoomError
+from statelink.plan import checked_content
 
 from ._status import ENDED, Status
 
 if TYPE_CHECKING:
+    import threading
+
     from statelink.backend import RoomReport
     from statelink.errors import Reason
 
@@ -48,6 +51,9 @@ class Room:
     that the engine's own call makes `quiesced` false when it names memory.
     """
 
+    _lock: threading.Lock
+    """Admits one thread of the engine at a time to calls that name memory."""
+
     def __init__(self, state: RoomState) -> None:
         self._state = state
 
@@ -70,6 +76,45 @@ class Room:
     def prefix(self) -> int | None:
         """P: positions that decode already holds; ``None`` while this side does not know."""
         return self._state.prefix
+
+    @property
+    def content(self) -> bytes | None:
+        """The content of the request that this side's engine has stated; ``None`` while it has stated none."""
+        return self._state.content or None
+
+    def set_content(self, content: bytes) -> None:
+        """State the content of the request, where the engine did not know it when it opened the room. Does not block.
+
+        Call it before the first push on prefill, or before `Receiving.accept` on decode. It does nothing once the room
+        has failed. Thread-safe.
+
+        Args:
+            content: As `Link.send` takes it.
+
+        Raises:
+            RoomError: It is no content, or another one was stated before (``room.content``).
+            ClosedError: This side has named memory already.
+        """
+        state = self._state
+        state.context.check_process()
+        with self._lock:
+            if state.status in ENDED:
+                return
+            named = self._named_memory()
+            if named:
+                what = "the content of a request cannot be stated"
+                raise ClosedError(what, cause=named, room=state.room, code="room.closed")
+            stated = checked_content(content)
+            if state.content and stated != state.content:
+                what = "the content of a request cannot change"
+                cause = f"{state.content.hex()} was stated before, and {stated.hex() or 'none'} is stated again"
+                raise RoomError.of(state.reason_for("room.content", what, cause))
+            state.content = stated
+        state.context.post(state.content_stated)
+
+    def _named_memory(self) -> str:
+        """How this side has named memory, in words; empty if it has not. A thread of the engine, with the lock."""
+        raise NotImplementedError
 
     @property
     def status(self) -> Status:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from statelink.errors import ConfigError, RoomError, TransferError
-from statelink.plan import MAX_TOKENS, checked_int
+from statelink.plan import MAX_TOKENS, checked_content, checked_int
 from statelink.wire import parse_endpoint
 
 from ._control import Control
@@ -113,6 +113,7 @@ class Link:
         deadline: float | None = None,
         attempt: int = 0,
         sole: bool = False,
+        content: bytes | None = None,
     ) -> Receiving:
         """On decode: expect a request's state. Needs no memory yet.
 
@@ -133,6 +134,7 @@ class Link:
                 if prefill opens it later, and if the two sides refused each other when the instances connected, but not
                 if a link refused the other's handshake. If not ``sole``, prefill's room waits for another decode
                 instance, unless it is for this one by name.
+            content: See `send`.
 
         Raises:
             RoomError: The id is not valid or in use, too many rooms are open, the items are not what must arrive, or
@@ -144,9 +146,10 @@ class Link:
         if role is None:
             raise _not_this_role("receive()", "decode", self._context.config.role)
         where = _valid_peer(peer)
-        room, known, deadline, attempt = self._valid(room, 1 if tokens is None else tokens, deadline, attempt)
+        known = 1 if tokens is None else tokens
+        room, known, deadline, attempt = self._valid(room, known, deadline, attempt, content)
         tokens = None if tokens is None else known
-        return role.receive(room, where, tokens, items, prefix, ready, deadline, attempt, sole)
+        return role.receive(room, where, tokens, items, prefix, ready, deadline, attempt, sole, content or b"")
 
     def send(
         self,
@@ -156,6 +159,7 @@ class Link:
         deadline: float | None = None,
         attempt: int = 0,
         to: str | Sequence[str] | None = None,
+        content: bytes | None = None,
     ) -> Sending:
         """On prefill: open a room, whose state is then pushed. Decode need not be known, or have asked for the room.
 
@@ -172,17 +176,21 @@ class Link:
                 also where the two instances refused each other. When not given, the room is for the first instance of
                 which every rank has asked for it. What a decode rank says of the room then has no effect before every
                 rank of its instance has spoken.
+            content: What the request is: 1 to 64 bytes, as `statelink.content_of` makes them. Decode states the same.
+                If it states another one, or if one side alone states one, the room fails on both sides
+                (``room.content``) before anything is pushed. An engine that learns it late calls `Room.set_content`.
 
         Raises:
-            RoomError: The id is not valid or in use, or too many rooms are open.
+            RoomError: The id is not valid or in use, too many rooms are open, or the content is none.
             ConfigError: This link's role is ``decode``, or ``to`` names nothing valid.
             ClosedError: The link is closed.
         """
         role = self._prefill
         if role is None:
             raise _not_this_role("send()", "prefill", self._context.config.role)
-        room, known, deadline, attempt = self._valid(room, 1 if tokens is None else tokens, deadline, attempt)
-        return role.send(room, None if tokens is None else known, deadline, attempt, to)
+        known = 1 if tokens is None else tokens
+        room, known, deadline, attempt = self._valid(room, known, deadline, attempt, content)
+        return role.send(room, None if tokens is None else known, deadline, attempt, to, content or b"")
 
     def decline(self, room: int, peer: Peer, why: str = "the engine declined it", *, attempt: int = 0) -> None:
         """On decode: tell a prefill instance that this side will not receive a room, which it never opened.
@@ -383,7 +391,7 @@ class Link:
         return snapshot(self._context, self._table, self._control)
 
     def _valid(
-        self, room: int, tokens: int, deadline: float | None, attempt: int
+        self, room: int, tokens: int, deadline: float | None, attempt: int, content: bytes | None = None
     ) -> tuple[int, int, float | None, int]:
         if self._closed or self._context.forked:
             self._check_open()
@@ -398,10 +406,12 @@ class Link:
                 raise RoomError(
                     f"the deadline of room {room} is {deadline!r:.80}", cause="seconds above zero are expected"
                 )
+            if content is not None:
+                checked_content(content)
         except RoomError as error:
             reason = error.reason
             who = {"backend": self.backend, "link": self.name}
-            raise RoomError(reason.what, cause=reason.cause, code=reason.code, **who) from None
+            raise RoomError(reason.what, cause=reason.cause, hint=reason.hint, code=reason.code, **who) from None
         return room, tokens, deadline, attempt
 
     def _check_open(self) -> None:

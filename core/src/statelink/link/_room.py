@@ -91,6 +91,8 @@ class RoomState:
         quiesced: Whether the memory that this side named may be reused.
         proven: Whether there is proof of `quiesced`. If not, the memory was given back without proof.
         nbytes: Bytes of the pushes that were moved so far.
+        content: The content of the request, as this side's engine states it; empty while it has stated none. Threads
+            of the engine set it, before they name memory.
         ended: Set once the room has ended.
     """
 
@@ -104,6 +106,7 @@ class RoomState:
     quiesced = True
     proven = True
     nbytes = 0
+    content = b""
     _named = 0
     """Calls that named memory, and whose job has not run on the control thread yet."""
     _polls_event = False
@@ -251,6 +254,9 @@ class RoomState:
         self.deadline = deadline
         if self.status not in ENDED:
             self._watcher.watch(self)
+
+    def content_stated(self) -> None:
+        """The engine has stated the content of the request after it opened the room. Control thread."""
 
     def update_quiesced(self) -> None:
         """Work out again whether this side's memory may be reused. Control thread."""

@@ -20,11 +20,13 @@ from ._page_counts import Tokens, needs_tokens, tokens_of, unknown_pages
 from ._pairing import Due, due
 from ._payload import indices_of
 from ._positions import MAX_TOKENS, held_items, item_positions, required_span
+from ._request_content import MAX_CONTENT, checked_content, content_of
 from ._route import Assignment, Share, route
 from ._whole import Shapes, Whole
 
 __all__ = [
     "MAX_BATCH",
+    "MAX_CONTENT",
     "MAX_TOKENS",
     "NO_LAYER",
     "Assignment",
@@ -46,8 +48,10 @@ __all__ = [
     "Whole",
     "arrived_content",
     "check_pieces",
+    "checked_content",
     "checked_int",
     "compile_pair",
+    "content_of",
     "differences",
     "due",
     "expected_move",

@@ -13,7 +13,7 @@ import msgspec
 
 from statelink.backend import MAX_DESCRIPTOR, MAX_PREPARED, Moved
 from statelink.errors import Reason
-from statelink.plan import Assignment
+from statelink.plan import MAX_CONTENT, Assignment
 from statelink.state import Inventory, StateType
 
 __all__ = [
@@ -218,6 +218,7 @@ class Request(Message, frozen=True, kw_only=True):
         attempt: Number that the engines of both sides gave this use of the room id.
         lifetime_ms: Milliseconds that this use may take on decode, from its beginning to its deadline.
         unmet: Earlier uses of the same room id and attempt, in the order in which they ended.
+        content: The content of the request, as decode's engine states it; empty if it states none.
     """
 
     room: Room
@@ -231,6 +232,7 @@ class Request(Message, frozen=True, kw_only=True):
     lifetime_ms: Count = 0
     unmet: Annotated[tuple[Unmet, ...], msgspec.Meta(max_length=MAX_UNMET)] = ()
     least: Tokens = 0
+    content: Annotated[bytes, msgspec.Meta(max_length=MAX_CONTENT)] = b""
 
 
 class Chunk(Message, frozen=True, kw_only=True):

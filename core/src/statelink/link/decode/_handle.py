@@ -93,7 +93,20 @@ class Receiving(Room):
             checked, tokens = check_items(state, state.tokens, items, prefix)
             self._prefix = prefix
             state.name_memory()
-        return Accepted(state.room, state.generation, state.attempt, tokens.most, tokens.least, prefix, checked, ready)
+        return Accepted(
+            state.room,
+            state.generation,
+            state.attempt,
+            tokens.most,
+            tokens.least,
+            prefix,
+            checked,
+            ready,
+            state.content,
+        )
+
+    def _named_memory(self) -> str:
+        return "" if self._prefix is None else "it was accepted before"
 
     def _checked_prefix(self, prefix: Any) -> int:
         state = self._state

@@ -32,6 +32,7 @@ class Accepted(msgspec.Struct, frozen=True):
         prefix: P: positions that decode already holds.
         items: Checked items per component.
         ready: The ready event that guards the memory, if there is one.
+        content: The content of the request; empty if the engine states none.
     """
 
     room: int
@@ -42,6 +43,7 @@ class Accepted(msgspec.Struct, frozen=True):
     prefix: int
     items: Mapping[str, Items]
     ready: Ready | None
+    content: bytes
 
 
 def check_items(

@@ -67,6 +67,7 @@ class DecodeRole:
         deadline: float | None,
         attempt: int,
         sole: bool,
+        content: bytes,
     ) -> Receiving:
         """Open a room. A thread of the engine.
 
@@ -89,6 +90,7 @@ class DecodeRole:
             attempt=attempt,
             sole=sole,
         )
+        state.content = content
         receiving = Receiving(state)
         # Items are checked before the room is entered, so that refused ones leave no trace of it.
         accepted = None if items is None else receiving._check_accept(items, prefix, ready)

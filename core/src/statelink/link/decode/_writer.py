@@ -157,6 +157,7 @@ class Writer:
             attempt=accepted.attempt,
             lifetime_ms=int(1000 * min(lasts, LONGEST)) + 1,
             unmet=unmet,
+            content=accepted.content,
         )
         return self._context.send(request, self.rank.address)
 
@@ -263,7 +264,7 @@ class Writer:
 
     def _not_as_sent(self, found: Mapping[str, str]) -> Reason:
         return self._reason(
-            "room.content",
+            "room.verify",
             "what arrived is not what was sent",
             "; ".join(found.values()),
             "the transport or the memory is at fault, or an engine wrote to pages of the request; use nothing of it",

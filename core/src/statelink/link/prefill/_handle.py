@@ -100,6 +100,9 @@ class Sending(Room):
             state.name_memory()
         context.post(lambda: state.pushed(push))
 
+    def _named_memory(self) -> str:
+        return "its first push was made" if self._pushes.begun else ""
+
     def poll_all(self) -> Status:
         """The least status that the room has on any rank of this prefill instance. Does not block.
 

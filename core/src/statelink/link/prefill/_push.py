@@ -109,6 +109,11 @@ class Pushes:
             self._check_layered(checked, final)
         return Push(self._count, checked, span, layers, ready, final)
 
+    @property
+    def begun(self) -> bool:
+        """Whether a push was made."""
+        return self.complete or self._count > 0
+
     def add(self, push: Push) -> None:
         """Note a push that was checked and admitted."""
         self.complete = push.last

@@ -53,7 +53,13 @@ class PrefillRole:
         """Seconds within which a heartbeat wakes the control thread in any case."""
 
     def send(
-        self, room: int, tokens: int | None, deadline: float | None, attempt: int, to: str | Sequence[str] | None
+        self,
+        room: int,
+        tokens: int | None,
+        deadline: float | None,
+        attempt: int,
+        to: str | Sequence[str] | None,
+        content: bytes,
     ) -> Sending:
         """Open a room. A thread of the engine.
 
@@ -75,6 +81,7 @@ class PrefillRole:
             attempt=attempt,
             to=None if to is None else read_to(to, self._context.channel.allowed),
         )
+        state.content = content
         sending = Sending(state, self._table)
         self._table.enter(state, sending)
         loop = self._context.loop

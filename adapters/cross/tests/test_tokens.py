@@ -43,17 +43,19 @@ def test_the_tokens_are_those_of_one_engine(servers: Servers, way: Routed, lengt
     servers.vllm.wait_moved((moved[0] + 1, moved[1] + -(-length // PAGE) * PAGE_BYTES))
 
 
-def test_the_state_of_another_prompt_gives_other_tokens(
-    servers: Servers, way: Routed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What shows that the tokens of the other tests come from the state that was moved."""
+def test_the_state_of_another_prompt_is_refused(servers: Servers, way: Routed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails, and neither engine keeps anything of it in a cache."""
     one, other = prompt_of(2001, 100), prompt_of(2002, 100)
     to_sglang, to_vllm = router.generate, router.complete
     if way.name == "sglang-to-vllm":
         monkeypatch.setattr(router, "generate", lambda where, prompt, *more: to_sglang(where, other, *more))
     else:
         monkeypatch.setattr(router, "complete", lambda where, model, prompt, *more: to_vllm(where, model, other, *more))
-    assert way.generate(one) != servers.vllm.alone(one)
+    with pytest.raises(router.RouteError, match="the two sides hold different requests"):
+        way.generate(one)
+    monkeypatch.undo()
+    for prompt in (one, other, [*one, *prompt_of(2004, 40)]):
+        assert way.generate(prompt) == servers.vllm.alone(prompt)
 
 
 def test_a_request_without_its_first_token_fails_by_name(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:

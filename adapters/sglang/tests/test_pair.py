@@ -65,6 +65,45 @@ def test_a_prefix_that_decode_holds_is_not_moved_again(pair: Pair, llama: Path) 
     assert second.body["meta_info"]["cached_tokens"] >= 96
 
 
+def _differ(pair: Pair, first: dict[str, Any], second: dict[str, Any]) -> None:
+    """Give the two servers different requests under one room: both answer with an error that says so."""
+    room = {"bootstrap_room": random.SystemRandom().randrange(1, 1 << 63)}
+    posted = Posted(pair.prefill, {**first, **room}), Posted(pair.decode, {**second, **room})
+    for each in posted:
+        assert each.answer().status == 500, each.answer()
+        _says(each.answer(), "the two sides hold different requests")
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("kind", ["prompt", "salt"])
+def test_different_requests_under_one_room_fail_and_leave_no_trace(pair: Pair, llama: Path, kind: str) -> None:
+    prompt, other = _prompt(31, 60), _prompt(32, 60)
+    right = pair.body(prompt)
+    wrong = {"prompt": pair.body(other), "salt": pair.body(prompt, cache_salt="another")}[kind]
+    for _ in range(2):
+        _differ(pair, wrong, right)
+        _differ(pair, right, wrong)
+    for asked in (prompt, other, [*prompt, *_prompt(33, 30)], [*other, *_prompt(33, 30)]):
+        assert pair.generate(asked)[1].tokens == generate(llama, asked, 8)
+
+
+def test_a_router_that_swaps_two_rooms_gets_two_errors(pair: Pair, llama: Path) -> None:
+    bodies = [pair.body(_prompt(seed, 50)) for seed in (34, 35)]
+    rooms = [{"bootstrap_room": each["bootstrap_room"]} for each in bodies]
+    posted = [Posted(pair.prefill, each) for each in bodies]
+    posted += [Posted(pair.decode, {**each, **room}) for each, room in zip(bodies, reversed(rooms), strict=True)]
+    for each in posted:
+        assert each.answer().status == 500, each.answer()
+        _says(each.answer(), "the two sides hold different requests")
+    for seed in (34, 35):
+        assert pair.generate(_prompt(seed, 50))[1].tokens == generate(llama, _prompt(seed, 50), 8)
+
+
+def test_the_same_salt_on_both_servers_goes_through(pair: Pair, llama: Path) -> None:
+    prompt = _prompt(36, 70)
+    assert pair.generate(prompt, cache_salt="tenant 7")[1].tokens == generate(llama, prompt, 8)
+
+
 def test_64_requests_at_once_get_their_own_tokens(pair: Pair, llama: Path) -> None:
     prompts = [_prompt(seed, 20 + seed % 41) for seed in range(64)]
     bodies = [pair.body(prompt, 4) for prompt in prompts]

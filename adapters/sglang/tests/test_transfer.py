@@ -80,7 +80,7 @@ def test_a_rank_from_which_nobody_reads_ends_with_its_last_chunk_and_not_before(
     source, _ = pair
     ours = Lists.draw(source, N, 20)
     unread: Any = _Unread()
-    monkeypatch.setattr(source.link, "send", lambda room, deadline: unread)
+    monkeypatch.setattr(source.link, "send", lambda room, **named: unread)
     sender = source.sender(next(rooms))
     assert sender.poll() == WAITING
     sender.init(7, ours.row)

@@ -42,8 +42,27 @@ def test_the_tokens_are_those_of_one_engine(pair: Pair, length: int) -> None:
 def test_the_state_of_another_prompt_gives_other_tokens(pair: Pair) -> None:
     """What shows that the tokens of the other tests come from the state that was moved."""
     one, other = prompt_of(1, 100), prompt_of(2, 100)
-    first = pair.prefill.run("swapped", one, 1, dict(PREFILL))
-    assert pair.decode.run("swapped", other, 8, first.params).tokens != pair.alone(other)
+    with pair.prefill.blind(), pair.decode.blind():
+        first = pair.prefill.run("swapped", one, 1, dict(PREFILL))
+        assert pair.decode.run("swapped", other, 8, first.params).tokens != pair.alone(other)
+
+
+@pytest.mark.parametrize("without", ["nothing", "the answer's content"])
+@pytest.mark.shows("engines: the state of another prompt is refused, and leaves nothing in a cache")
+def test_the_state_of_another_prompt_is_refused_and_leaves_nothing_in_a_cache(pair: Pair, without: str) -> None:
+    """Decode refuses before it asks, if prefill's answer says which request it is for; otherwise the link does."""
+    one, other = (prompt_of(200 + number + len(without), 100) for number in range(2))
+    requests = pair.moved()[0]
+    for name, here, there in ((f"a {without}", one, other), (f"b {without}", other, one)):
+        params = dict(pair.prefill.run(name, here, 1, dict(PREFILL)).params or {})
+        if without != "nothing":
+            del params["content"]
+        assert pair.decode.run(name, there, 8, params).tokens == pair.alone(there)
+    assert pair.moved()[0] == requests
+    for prompt in (one, other):
+        for asked in (prompt, [*prompt, *prompt_of(300, 50)]):
+            assert pair.hand(asked)[1].tokens == pair.alone(asked)
+    pair.settled()
 
 
 @pytest.mark.shows("a prefix that decode holds is not moved again")

@@ -16,6 +16,7 @@ from statelink_vllm.connector import (
     StatelinkConnector,
     answer,
     check_server,
+    content_in,
     read_options,
     room_of,
     source_of,
@@ -65,13 +66,14 @@ def test_a_role_that_is_not_vllms_is_refused() -> None:
 
 def test_decode_reads_what_prefill_answers() -> None:
     room = room_of({})
-    said = answer(room, "prefill-0", [HERE])
+    said = answer(room, "prefill-0", [HERE], b"\x01\xff")
+    assert content_in(said) == b"\x01\xff"
     assert said["do_remote_prefill"] is True
     assert source_of(said, read_options("kv_consumer", {})) == (room, (HERE,))
 
 
 def test_an_answer_survives_a_router_that_rounds_numbers() -> None:
-    said = answer((1 << 63) - 1, "prefill-0", [HERE])
+    said = answer((1 << 63) - 1, "prefill-0", [HERE], b"x")
     assert said["room"] == str((1 << 63) - 1)
 
 
@@ -105,6 +107,12 @@ def test_rooms_that_prefill_draws_differ() -> None:
 def test_what_a_request_may_not_say(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         source_of(given, read_options("kv_consumer", {}))
+
+
+@pytest.mark.parametrize("given", [7, True, [], {}, "xyz", "0", 1.5, "\ud800"])
+def test_what_is_no_content_is_no_use(given: Any) -> None:
+    with pytest.raises(ValueError, match="its 'content' is"):
+        content_in({"content": given})
 
 
 def test_configured_peers_are_found_by_name_and_never_by_a_request() -> None:

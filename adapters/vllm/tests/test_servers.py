@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import zmq
+from engine_environments import completion
 from engine_processes import running
 from support.engines import PREFILL, prompt_of
 from support.servers import ServerPair
@@ -56,6 +57,35 @@ def test_64_requests_at_once_get_their_own_tokens(pair: ServerPair) -> None:
     pair.settled()
     for name, before in counted.items():
         pair.decode.wait_counted(f"vllm:statelink_transfer_{name}_count", before + len(prompts))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("kind", ["prompt", "salt"])
+@pytest.mark.shows("two servers: answers of prefill that a router swaps, {kind}")
+def test_answers_that_a_router_swaps_are_refused_and_leave_nothing_in_a_cache(pair: ServerPair, kind: str) -> None:
+    prompt, other = prompt_of(41, 100), prompt_of(42, 100)
+    bodies = [
+        completion(pair.prefill.model, prompt, 8),
+        {
+            "prompt": completion(pair.prefill.model, other, 8),
+            "salt": {**completion(pair.prefill.model, prompt, 8), "cache_salt": "another"},
+        }[kind],
+    ]
+    alone = [pair.prefill.ask("/v1/completions", body).tokens for body in bodies]
+    said = [
+        pair.prefill.ask("/v1/completions", {**body, "max_tokens": 1, "kv_transfer_params": dict(PREFILL)})
+        for body in bodies
+    ]
+    for tokens, body, wrong in zip(alone, bodies, reversed(said), strict=True):
+        params = wrong.body["kv_transfer_params"]
+        answer = pair.decode.ask("/v1/completions", {**body, "kv_transfer_params": params})
+        assert (answer.status, answer.tokens) == (200, tokens), answer
+    pair.decode.wait_logged("prefill's answer is for another request")
+    for asked in (prompt, other, [*prompt, *prompt_of(43, 40)], [*other, *prompt_of(43, 40)]):
+        expected = pair.prefill.complete(asked, 8).tokens
+        assert pair.decode.complete(asked, 8).tokens == expected
+        assert pair.route(asked).tokens == expected
+    pair.settled()
 
 
 @pytest.mark.shows("two servers: aborts while state is loaded")

@@ -92,7 +92,7 @@ def worker(link: Link) -> WorkerSide:
 def test_prefill_is_told_of_a_request_that_decode_cannot_receive(worker: WorkerSide, link: Link, deaf: bool) -> None:
     link.deaf = deaf
     worker.begin(FIRST)
-    assert link.declined == [(7, PEER, "decode cannot receive it")]
+    assert link.declined == [(7, PEER, "decode cannot receive it: room 7 cannot be received")]
     assert worker.results() == (set(), {"a"}, {"a"})
     assert worker.results() == (set(), set(), set())
     assert worker.settled

@@ -1,6 +1,6 @@
 """Hooks on SGLang's two queues. They pass on what SGLang does not: the pools, and the tokens of a request.
 
-A manager is made without the pools, and a receiver without the number of tokens. The queue that makes them has both.
+A manager is made without the pools, and senders and receivers without the request. The queue that makes them has both.
 Everything here runs on the scheduler's one thread.
 """
 
@@ -11,43 +11,49 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+from ._content import content_of_request
+
 __all__ = ["AROUND", "Announced", "announced", "announcing", "around_init_kv_manager", "making_manager"]
 
 
 class Announced(NamedTuple):
-    """The request for which a receiver is made.
+    """The request for which a sender or a receiver is made.
 
     Attributes:
         room: SGLang's ``bootstrap_room``.
         tokens: N: the tokens whose state is moved.
         request: SGLang's ``Req``.
+        content: Which request it is; ``None`` if nobody says.
+        wrong: Why the request has no content, if something that its client gave has none; empty otherwise.
     """
 
     room: Any
     tokens: int
     request: Any = None
+    content: bytes | None = None
+    wrong: str = ""
 
 
 making_manager: ContextVar[Any] = ContextVar("statelink_sglang_making_manager", default=None)
 """The queue that makes a manager at this moment; ``None`` if the hook is not in place."""
-_making_receiver: ContextVar[Announced | None] = ContextVar("statelink_sglang_making_receiver", default=None)
-"""The request for which a receiver is made at this moment."""
+_making_room: ContextVar[Announced | None] = ContextVar("statelink_sglang_making_room", default=None)
+"""The request for which a sender or a receiver is made at this moment."""
 
 
 def announced(room: Any) -> Announced | None:
-    """The request that the queue makes a receiver for at this moment; ``None`` if it is not this room's."""
-    request = _making_receiver.get()
+    """The request for which a queue makes a sender or a receiver at this moment; ``None`` if it is not this room's."""
+    request = _making_room.get()
     return request if request is not None and request.room == room else None
 
 
 @contextmanager
 def announcing(request: Announced) -> Iterator[None]:
-    """Within the block, a receiver that is made is for this request."""
-    token = _making_receiver.set(request)
+    """Within the block, a sender or a receiver that is made is for this request."""
+    token = _making_room.set(request)
     try:
         yield
     finally:
-        _making_receiver.reset(token)
+        _making_room.reset(token)
 
 
 def around_init_kv_manager(original: Callable[..., Any], queue: Any) -> Any:
@@ -59,14 +65,30 @@ def around_init_kv_manager(original: Callable[..., Any], queue: Any) -> Any:
         making_manager.reset(token)
 
 
+def around_create_sender(original: Callable[..., Any], queue: Any, req: Any, num_kv_heads: int) -> Any:
+    """Around ``PrefillBootstrapQueue.create_sender``."""
+    with announcing(_announced_by(queue, req, len(req.origin_input_ids))):
+        return original(queue, req, num_kv_heads)
+
+
 def around_create_receiver(original: Callable[..., Any], queue: Any, req: Any, is_rebootstrap: bool = False) -> Any:
     """Around ``DecodePreallocQueue._create_receiver_and_enqueue``."""
-    with announcing(Announced(req.bootstrap_room, queue._rebootstrap_prefill_len(req), req)):
+    with announcing(_announced_by(queue, req, queue._rebootstrap_prefill_len(req))):
         return original(queue, req, is_rebootstrap=is_rebootstrap)
+
+
+def _announced_by(queue: Any, req: Any, tokens: int) -> Announced:
+    content, wrong = None, ""
+    try:
+        content = content_of_request(req, tokens, queue.scheduler)
+    except Exception as error:  # a client gave what it is made of: it ends this request, and nothing else
+        wrong = f"it cannot be said which request this is: {type(error).__name__}: {error}"
+    return Announced(req.bootstrap_room, tokens, req, content, wrong)
 
 
 AROUND: dict[str, Callable[..., Any]] = {
     "sglang.srt.disaggregation.prefill.PrefillBootstrapQueue._init_kv_manager": around_init_kv_manager,
+    "sglang.srt.disaggregation.prefill.PrefillBootstrapQueue.create_sender": around_create_sender,
     "sglang.srt.disaggregation.decode.DecodePreallocQueue._init_kv_manager": around_init_kv_manager,
     "sglang.srt.disaggregation.decode.DecodePreallocQueue._create_receiver_and_enqueue": around_create_receiver,
 }

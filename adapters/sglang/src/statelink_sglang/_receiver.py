@@ -54,6 +54,9 @@ class Receiver(Transfer, BaseKVReceiver):
         """Why the request does not name it."""
         request = announced(bootstrap_room)
         self._tokens = 0 if request is None else request.tokens
+        self._content = None if request is None else request.content
+        if request is not None and request.wrong:
+            self.fail(request.wrong)
         if mgr.rows_optional and request is not None:
             try:
                 self._first = first_token(request.request, mgr.vocabulary)
@@ -109,6 +112,7 @@ class Receiver(Transfer, BaseKVReceiver):
                 prefix=decode_prefix_len or 0,
                 deadline=self.kv_mgr.timeouts.waiting,
                 sole=True,  # SGLang's routers send a request to one decode server
+                content=self._content,
             )
         except (StatelinkError, ValueError) as error:
             self.fail(str(error))

@@ -96,6 +96,7 @@ CALLS: dict[str, str] = {
 
 SCHEDULER_CALLS: dict[str, str] = {
     f"{PREFILL}:PrefillBootstrapQueue._init_kv_manager": "self",
+    f"{PREFILL}:PrefillBootstrapQueue.create_sender": "self req num_kv_heads",
     f"{DECODE}:DecodePreallocQueue._init_kv_manager": "self",
     f"{DECODE}:DecodePreallocQueue._create_receiver_and_enqueue": "self req is_rebootstrap",
     f"{DECODE}:DecodePreallocQueue._rebootstrap_prefill_len": "req",

@@ -14,6 +14,7 @@ from sglang.srt.disaggregation.base.conn import BaseKVSender, KVTransferMetric
 from statelink import Pages
 from statelink.errors import StatelinkError
 
+from ._hooks import announced
 from ._transfer import BOOTSTRAPPING, FAILED, SUCCESS, TRANSFERRING, WAITING, Transfer
 
 if TYPE_CHECKING:
@@ -63,6 +64,10 @@ class Sender(Transfer, BaseKVSender):
         super().__init__(mgr, bootstrap_room)
         self._patience = time.monotonic() + mgr.timeouts.bootstrap
         """Time until which decode must have named its memory. Once it has, SGLang sets no limit to the forward."""
+        request = announced(bootstrap_room)
+        self._content = None if request is None else request.content
+        if request is not None and request.wrong:
+            self.fail(request.wrong)
         if self._failure:
             return
         rank, ranks = mgr.dp
@@ -86,7 +91,7 @@ class Sender(Transfer, BaseKVSender):
 
     def _open(self) -> None:
         """Open the room. On the thread of the calls."""
-        room = self.kv_mgr.link.send(self.bootstrap_room, deadline=math.inf)
+        room = self.kv_mgr.link.send(self.bootstrap_room, deadline=math.inf, content=self._content)
         self._sending = room
         self._room = room
         if self._given_up:

@@ -7,6 +7,7 @@ as tests, import it, too. It imports Statelink and SGLang's queues.
 from __future__ import annotations
 
 from ._calls import Calls
+from ._content import content_of_request
 from ._declines import Declines
 from ._directory import Directory, Instance, Prefill
 from ._failure import TransferFailed
@@ -46,6 +47,7 @@ __all__ = [
     "announcing",
     "around_init_kv_manager",
     "check_server",
+    "content_of_request",
     "describe_pools",
     "differences",
     "first_token",

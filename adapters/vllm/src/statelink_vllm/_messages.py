@@ -33,12 +33,14 @@ class Send:
         tokens: Number of tokens whose state is sent.
         tables: Its blocks; empty where there is nothing to send, and decode is only told so.
         why: Why nothing is sent.
+        content: Which request it is; empty where there is nothing to send.
     """
 
     room: int
     tokens: int
     tables: Tables = ()
     why: str = ""
+    content: bytes = b""
 
 
 @dataclass
@@ -52,6 +54,8 @@ class Receive:
         prefix: Number of tokens that are here already.
         tables: Its blocks; empty where nothing is received, and prefill is only told so.
         why: Why nothing is received.
+        content: Which request it is; empty where nothing is received.
+        answered: Which request prefill's answer was for; empty if the answer did not say.
     """
 
     room: int
@@ -60,6 +64,8 @@ class Receive:
     prefix: int = 0
     tables: Tables = ()
     why: str = ""
+    content: bytes = b""
+    answered: bytes = b""
 
 
 @dataclass

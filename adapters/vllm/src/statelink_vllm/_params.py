@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from ._options import Options
 
-__all__ = ["Source", "answer", "room_of", "source_of"]
+__all__ = ["Source", "answer", "content_in", "room_of", "source_of"]
 
 ADDRESS = "tcp://"
 """A text that begins with this is addresses, and a link dials them. It looks up every other text as a name."""
@@ -43,7 +43,7 @@ def room_of(params: Mapping[str, Any]) -> int:
     return (int.from_bytes(digest, "big") >> 1) or 1
 
 
-def answer(room: int, engine_id: str, addresses: Sequence[str]) -> dict[str, Any]:
+def answer(room: int, engine_id: str, addresses: Sequence[str], content: bytes) -> dict[str, Any]:
     """What prefill answers, and a serial router hands to decode. The room is text: JSON may round large numbers."""
     return {
         "do_remote_prefill": True,
@@ -51,7 +51,23 @@ def answer(room: int, engine_id: str, addresses: Sequence[str]) -> dict[str, Any
         "remote_engine_id": engine_id,
         "room": str(room),
         "peer": list(addresses),
+        "content": content.hex(),
     }
+
+
+def content_in(params: Mapping[str, Any]) -> bytes:
+    """Which request prefill's answer was for; empty if a router passed no such answer on.
+
+    Raises:
+        ValueError: It is no content.
+    """
+    given = params.get("content")
+    if given is None:
+        return b""
+    try:
+        return bytes.fromhex(given)
+    except (TypeError, ValueError):
+        raise ValueError(f"its 'content' is {given!r:.80}, and no hexadecimal text") from None
 
 
 def source_of(params: Mapping[str, Any], options: Options) -> Source:

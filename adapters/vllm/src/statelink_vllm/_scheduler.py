@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.v1.request import RequestStatus
 
+from ._content import content_of_request
 from ._held import HeldBlocks
 from ._leases import Leases
 from ._messages import Address, FromWorker, Receive, Send, Tables, ToWorker
-from ._params import Source, answer, room_of, source_of
+from ._params import Source, answer, content_in, room_of, source_of
 from ._retries import Retries
 
 if TYPE_CHECKING:
@@ -130,7 +131,14 @@ class SchedulerSide:
         name, tokens = request.request_id, self.tokens(request.num_prompt_tokens)
         if external > 0:
             tables = self._cache.select_transfer_block_ids(blocks.get_block_ids())
-            self._next.receive[name] = Receive(*source, tokens, tokens - external, tables)
+            self._next.receive[name] = Receive(
+                *source,
+                tokens,
+                tokens - external,
+                tables,
+                content=content_of_request(request, tokens),
+                answered=content_in(request.kv_transfer_params),
+            )
             self._loading[name] = _Loading(request, tables)
         else:
             self._next.receive[name] = Receive(*source, tokens, why="decode needs nothing: it has the prompt's state")
@@ -141,6 +149,7 @@ class SchedulerSide:
         if not self._receives or not params or not params.get("do_remote_prefill"):
             return None
         try:
+            content_in(params)
             return source_of(params, self._options)
         except ValueError as error:
             log.warning("request %s is computed here: kv_transfer_params are no use: %s", request.request_id, error)
@@ -188,8 +197,9 @@ class SchedulerSide:
         room = room_of(params)
         if not why:
             moved = self._cache.select_transfer_block_ids(tables)
-            self._next.send[request.request_id] = Send(room, tokens, moved)
-            return True, answer(room, self._engine_id, self._addresses)
+            content = content_of_request(request, tokens)
+            self._next.send[request.request_id] = Send(room, tokens, moved, content=content)
+            return True, answer(room, self._engine_id, self._addresses, content)
         if params.get("transfer_id") is not None:  # decode may be waiting already
             self._next.send[request.request_id] = Send(room, tokens, why=why)
         return False, None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import statelink
 from statelink import Status
-from statelink.errors import StatelinkError
+from statelink.errors import RoomError, StatelinkError
 
 from ._messages import FromWorker, Receive, Send, Tables, ToWorker
 from ._stats import TransferStats, declined
@@ -108,7 +108,10 @@ class WorkerSide:
                     # Otherwise prefill would hold the request's blocks until its deadline. If the link is closed, no
                     # peer is named, or another request has the room, this fails, and prefill holds them until then.
                     with contextlib.suppress(StatelinkError):
-                        self.link.decline(receive.room, receive.peer, "decode cannot receive it")
+                        why = ": ".join(
+                            filter(None, ("decode cannot receive it", error.reason.what, error.reason.cause))
+                        )
+                        self.link.decline(receive.room, receive.peer, why)
         for name, keep in step.keep.items():
             try:
                 self.link.keep(keep.room, keep.peer, keep.seconds)
@@ -121,7 +124,7 @@ class WorkerSide:
                 room.abort("vLLM aborted the request on decode")
 
     def _send(self, name: str, job: Send) -> None:
-        room = self.link.send(job.room, job.tokens)
+        room = self.link.send(job.room, job.tokens, content=job.content or None)
         if not job.tables:
             room.abort(job.why)
             return
@@ -136,11 +139,28 @@ class WorkerSide:
         if not job.tables:
             self.link.decline(job.room, job.peer, job.why)
             return
+        if job.answered and job.answered != job.content:
+            raise RoomError(
+                "prefill's answer is for another request",
+                cause=f"content {job.answered.hex()} in 'kv_transfer_params', {job.content.hex()} on decode",
+                hint="look at the router, which may have mixed two answers up, and at tokenizers and chat templates",
+                room=job.room,
+                code="room.content",
+            )
         items = self._items(job.tables, job.tokens, job.prefix)
         ready = self._leftovers.zero(items)
         # No other server receives the request. So if this room fails before prefill has opened its own, prefill must
         # not wait for another decode (`sole`).
-        room = self.link.receive(job.room, job.peer, job.tokens, items, prefix=job.prefix, ready=ready, sole=True)
+        room = self.link.receive(
+            job.room,
+            job.peer,
+            job.tokens,
+            items,
+            prefix=job.prefix,
+            ready=ready,
+            sole=True,
+            content=job.content or None,
+        )
         self._receiving[name] = room
         self._items_of[name] = items
 

@@ -6,13 +6,14 @@ Programs that drive these parts without an engine, such as tests, import this. I
 from __future__ import annotations
 
 from ._connector import StatelinkConnector
+from ._content import content_of_request
 from ._held import HeldBlocks
 from ._inventory import Group, Model, describe_cache
 from ._leftovers import Leftovers
 from ._limits import check_server
 from ._messages import Address, FromWorker, Keep, Receive, Send, ToWorker
 from ._options import ALLOWED, read_options
-from ._params import answer, room_of, source_of
+from ._params import answer, content_in, room_of, source_of
 from ._seam import differences
 from ._stats import PromMetrics, TransferStats
 from ._worker import WorkerSide
@@ -35,6 +36,8 @@ __all__ = [
     "WorkerSide",
     "answer",
     "check_server",
+    "content_in",
+    "content_of_request",
     "describe_cache",
     "differences",
     "read_options",

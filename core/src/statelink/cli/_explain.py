@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from statelink.errors import StatelinkError
-from statelink.explain import Estimate, Rank, Report, estimate, preset, presets, read_side
+from statelink.explain import Estimate, Model, Rank, Report, estimate, preset, presets, read_side
 from statelink.explain import explain as report_of
 from statelink.registry import load_backend
 
@@ -25,7 +26,7 @@ __all__ = ["explain"]
 
 GBIT = 1e9 / 8
 """Bytes a second of a Gbit/s."""
-FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+FILE = click.Path(exists=True, path_type=Path)
 
 
 def _list_presets(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -82,21 +83,24 @@ def explain(
     """Plan a request between two fleets.
 
     Says whether the two can work together, and what a request between them costs. PREFILL and DECODE are TOML files:
-    `preset = "..."` or a section [model], and a section [layout]. Needs no accelerator, and allocates nothing. If the
-    two cannot work together, prints the error that links would raise, and exits with 1.
+    `preset = "..."`, `config = "..."` (a model's config.json) or a section [model], and a section [layout]. A
+    config.json, or a model's folder, is a side of one rank. Needs no accelerator, and allocates nothing. If the two
+    cannot work together, prints the error that links would raise, and exits with 1.
     """
     if backend and bandwidth is None:
         raise click.UsageError("--backend needs --bandwidth")
     block_seconds = load_backend(backend).capabilities.block_seconds if backend else 0.0
     try:
-        report = report_of(read_side(prefill, "prefill"), read_side(decode, "decode"), tokens=tokens, prefix=prefix)
+        sides = read_side(prefill, "prefill"), read_side(decode, "decode")
+        report = report_of(*sides, tokens=tokens, prefix=prefix)
     except StatelinkError as error:
         _refuse(error, as_json)
     took = None if bandwidth is None else estimate(report, bandwidth * GBIT, block_seconds)
     if as_json:
-        print_json({**msgspec.to_builtins(report), "estimate": took})
+        source = {name: side.model.source for name, side in zip(("prefill", "decode"), sides, strict=True)}
+        print_json({**msgspec.to_builtins(report), "source": source, "estimate": took})
     else:
-        _print(report)
+        _print(report, dict.fromkeys(side.model for side in sides))
         if took is not None and bandwidth is not None:
             _print_time(took, bandwidth, block_seconds)
     if plot is not None:
@@ -112,12 +116,16 @@ def _refuse(error: StatelinkError, as_json: bool) -> NoReturn:
     raise SystemExit(1)
 
 
-def _print(report: Report) -> None:
+def _print(report: Report, models: Iterable[Model]) -> None:
     console = Console()
     fleets = [f"{len(ranks)} rank{'s' * (len(ranks) > 1)}" for ranks in (report.prefill, report.decode)]
     held = f", of which decode holds {report.prefix:,}" if report.prefix else ""
     console.print(Text(f"{report.model}: {fleets[0]} of prefill can serve {fleets[1]} of decode"))
     console.print(Text(f"a request of {report.tokens:,} tokens{held}: {size(report.nbytes)}"))
+    for model in models:
+        for word, said in (("from", model.source), ("note", model.note)):
+            if said:
+                console.print(Text(f"{word}: {said}"))
     console.print(Text("(blocks × mean size, with consecutive pages and with scattered ones)\n"))
 
     table = _table("prefill", "decode", "component", "bytes", "consecutive", "scattered")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,6 +17,7 @@ from statelink.state import (
     Memory,
     Partition,
     aux_rows,
+    chunked_pages,
     compressed_pages,
     describe,
     kv_pages,
@@ -28,7 +30,7 @@ from statelink.state import (
 )
 from statelink.state._shares import ShareError
 
-from ._model import SIZES, Compressed, Latent, Mamba
+from ._model import SIZES, Attention, Compressed, Index, Mamba
 
 if TYPE_CHECKING:
     from ._layout import Side
@@ -83,62 +85,61 @@ class _Rank:
 
     def _components(self) -> Iterator[Described]:
         model, layout, page = self.side.model, self.side.layout, self.side.page
-        layers: dict[str, list[int]] = {}
+        layers: dict[str, list[int]] = defaultdict(list)
         for layer in self.side.stage(self.pp[0]):
-            layers.setdefault(model.kind(layer), []).append(layer)
-        if model.attention is not None and "full" in layers:
-            given = model.attention
-            widths = (given.dim, given.value_dim or given.dim)
-            yield kv_pages(
-                {layer: self._pair(page, given.heads, widths) for layer in layers["full"]},
-                heads=given.heads,
-                tp=self.tp,
-                order=layout.order,
-                replicated=self.alike,
-            )
-        if model.latent is not None and "full" in layers:
-            yield from self._latent(model.latent, layers["full"])
-        if model.window is not None and "window" in layers:
-            heads, width, tokens = model.window.heads, model.window.dim, self.side.window_page
-            yield window_pages(
-                {layer: self._pair(tokens, heads, (width, width)) for layer in layers["window"]},
-                heads=heads,
-                window=model.window.tokens,
-                tp=self.tp,
-                order=layout.order,
-                replicated=self.alike,
-            )
-        if model.mamba is not None and "mamba" in layers:
+            for kind in model.kinds(layer):
+                layers[kind].append(layer)
+        shared: dict[str, Any] = {"tp": self.tp, "order": layout.order, "replicated": self.alike}
+        if model.attention is not None and layers["full"]:
+            full = self._heads(model.attention, page, layers["full"])
+            yield kv_pages(full, heads=model.attention.heads, **shared)
+        if model.latent is not None and layers["full"]:
+            shape = (self._pages(page), page, model.latent.width)
+            yield mla_pages({n: self._array(shape, self.side.dtype) for n in layers["full"]})
+        if model.index is not None and layers["index"]:
+            yield self._index(model.index, layers["index"])
+        if (window := model.window) is not None and layers["window"]:
+            rows = self._heads(window, self.side.window_page, layers["window"])
+            yield window_pages(rows, heads=window.heads, window=window.tokens, **shared)
+        if (chunk := model.chunk) is not None and layers["chunk"]:
+            rows = self._heads(chunk, self.side.window_page, layers["chunk"])
+            yield chunked_pages(rows, heads=chunk.heads, attention_chunk=chunk.tokens, **shared)
+        if model.mamba is not None and layers["mamba"]:
             yield self._mamba(model.mamba, layers["mamba"])
-        if model.compressed is not None and "compressed" in layers:
+        if model.compressed is not None and layers["compressed"]:
             yield from self._compressed(model.compressed, layers["compressed"])
         if layout.aux_bytes and self.pp[0] == layout.pp - 1:
             yield aux_rows({"row": self._array((layout.slots, layout.aux_bytes), "uint8")}, replicated=True)
 
-    def _latent(self, given: Latent, layers: Sequence[int]) -> Iterator[Described]:
-        page, pages = self.side.page, self._pages(self.side.page)
-        yield mla_pages({n: self._array((pages, page, given.width), self.side.layout.dtype) for n in layers})
-        if given.index_width:
-            row = given.index_width * SIZES[given.index_dtype]
-            fields = [("index_k", row), ("scale", given.index_scale)][: 1 + bool(given.index_scale)]
-            yield planar_pages(
-                {n: self._array((pages, page * (row + given.index_scale)), "uint8") for n in layers},
-                fields=fields,
-                name="dsa",
-                type="dsa",
-                replicated=True,
-                format=given.index_dtype,
-            )
+    def _heads(self, given: Attention, page: int, layers: Sequence[int]) -> dict[int, tuple[Memory, Memory]]:
+        widths = (given.dim, given.value_dim or given.dim)
+        return {layer: self._pair(page, given.heads, widths) for layer in layers}
+
+    def _index(self, given: Index, layers: Sequence[int]) -> Described:
+        page, dtype = self.side.page, given.dtype or self.side.dtype
+        row = given.width * SIZES[dtype]
+        fields = [("index_k", row), ("scale", given.scale)][: 1 + bool(given.scale)]
+        return planar_pages(
+            {n: self._array((self._pages(page), page * (row + given.scale)), "uint8") for n in layers},
+            fields=fields,
+            name=given.type,
+            type=given.type,
+            replicated=True,
+            format=dtype,
+        )
 
     def _mamba(self, given: Mamba, layers: Sequence[int]) -> Described:
         layout = self.side.layout
-        channels = sum(width // heads * self._share(heads) for width, heads in given.conv)
-        inner = (given.kernel - 1, channels) if layout.transposed else (channels, given.kernel - 1)
+        conv: tuple[int, ...] = ()
+        if given.kernel is not None:
+            channels = sum(width // heads * self._share(heads) for width, heads in given.conv)
+            inner = (given.kernel - 1, channels) if layout.transposed else (channels, given.kernel - 1)
+            conv = (layout.slots, *inner)
         state = (layout.slots, self._share(given.state[0]), *given.state[1:]) if given.state else ()
         return mamba_slots(
-            conv={n: self._array((layout.slots, *inner), layout.conv_dtype) for n in layers},
-            ssm={n: self._array(state, layout.state_dtype) for n in layers} if state else {},
-            conv_groups=given.conv,
+            conv={n: self._array(conv, self.side.conv_dtype) for n in layers} if conv else {},
+            ssm={n: self._array(state, self.side.state_dtype) for n in layers} if state else {},
+            conv_groups=given.conv or None,
             heads=given.state[0] if given.state else 0,
             tp=self.tp,
             transposed=layout.transposed,
@@ -150,24 +151,24 @@ class _Rank:
         pages = self._pages(page)
         quarter = [n for n in layers if given.ratios[n] == 4]
         coarse = [n for n in layers if given.ratios[n] == 128]
-        pools = {n: {"kv": self._array((pages, page // given.ratios[n], given.width), layout.dtype)} for n in coarse}
+        pools = {n: {"kv": self._array((pages, page // given.ratios[n], given.width), self.side.dtype)} for n in coarse}
         for n in quarter:
             widths = {"kv": given.width, "index_k": given.index_width}
-            pools[n] = {part: self._array((pages, page // 4, width), layout.dtype) for part, width in widths.items()}
+            pools[n] = {part: self._array((pages, page // 4, width), self.side.dtype) for part, width in widths.items()}
         if pools:
             yield compressed_pages(dict(sorted(pools.items())), page=page, replicated=True)
         shape = (self._pages(window), window, given.width)
-        sliding = {n: {"kv": self._array(shape, layout.dtype)} for n in layers}
+        sliding = {n: {"kv": self._array(shape, self.side.dtype)} for n in layers}
         yield compressed_pages(sliding, page=window, name="swa", type="swa", window=given.window, replicated=True)
         if quarter:
             # A row is a key and its score. Groups of ratio 4 overlap the group before, which doubles both.
             widths = {"kv": 4 * given.width, "index_k": 4 * given.index_width}
             rows = (layout.slots, layout.c4_ring)
-            rings = {n: {p: self._array((*rows, w), layout.state_dtype) for p, w in widths.items()} for n in quarter}
+            rings = {n: {p: self._array((*rows, w), self.side.state_dtype) for p, w in widths.items()} for n in quarter}
             yield ring_rows(rings, type="dsv4_c4_state", group=4, keep=4, replicated=True)
         if coarse:
             shape = (layout.slots * (layout.c128_ring // 128), 128, 2 * given.width)
-            items = {f"layers.{n}.state": self._array(shape, layout.state_dtype) for n in coarse}
+            items = {f"layers.{n}.state": self._array(shape, self.side.state_dtype) for n in coarse}
             numbers = {f"layers.{n}.state": n for n in coarse}
             yield whole_items(items, type="c128_state", layers=numbers, page=128, group=128, replicated=True)
 
@@ -187,8 +188,8 @@ class _Rank:
         inner = (tokens, held) if layout.order == "nhd" else (held, tokens)
         pages = self._pages(tokens)
         return (
-            self._array((pages, *inner, widths[0]), layout.dtype),
-            self._array((pages, *inner, widths[1]), layout.dtype),
+            self._array((pages, *inner, widths[0]), self.side.dtype),
+            self._array((pages, *inner, widths[1]), self.side.dtype),
         )
 
     def _share(self, units: int) -> int:

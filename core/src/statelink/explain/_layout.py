@@ -9,7 +9,9 @@ import msgspec
 from statelink.config import read_options
 from statelink.errors import ConfigError
 
-from ._model import Count, Dtype, Model, parse_toml, preset
+from ._config import read_config
+from ._model import Count, Dtype, Model
+from ._presets import parse_toml, preset
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,11 +35,11 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         dcp: Ranks of a tensor-parallel group over which full-attention tokens are dealt out (decode).
         dcp_block: Consecutive tokens that are dealt out together.
         page: Tokens of a page; by default that of the model.
-        window_page: Tokens of a page of the sliding-window pool; by default ``page``.
+        window_page: Tokens of a page of the pools of windows and of attention chunks; by default ``page``.
         order: ``nhd`` or ``hnd``: whether tokens or heads are outermost in a page.
-        dtype: Element type of keys, values and latents.
-        conv_dtype: Element type of convolution states.
-        state_dtype: Element type of recurrent and compressor states.
+        dtype: Element type of keys, values and latents; by default that of the model.
+        conv_dtype: Element type of convolution states; by default that of the model.
+        state_dtype: Element type of recurrent and compressor states; by default that of the model.
         transposed: Whether convolution states have their channels last.
         pool_tokens: Tokens that each page pool holds.
         slots: Requests that each pool of per-request state holds.
@@ -55,9 +57,9 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     page: Count | None = None
     window_page: Count | None = None
     order: Literal["nhd", "hnd"] = "nhd"
-    dtype: Dtype = "bfloat16"
-    conv_dtype: Dtype = "bfloat16"
-    state_dtype: Dtype = "float32"
+    dtype: Dtype | None = None
+    conv_dtype: Dtype | None = None
+    state_dtype: Dtype | None = None
     transposed: bool = False
     pool_tokens: Count = 1 << 21
     slots: Count = 64
@@ -121,8 +123,23 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def window_page(self) -> int:
-        """Tokens of a page of the sliding-window pool."""
+        """Tokens of a page of the pools of windows and of attention chunks."""
         return self.layout.window_page or self.page
+
+    @property
+    def dtype(self) -> Dtype:
+        """Element type of keys, values and latents."""
+        return self.layout.dtype or self.model.dtype
+
+    @property
+    def conv_dtype(self) -> Dtype:
+        """Element type of convolution states."""
+        return self.layout.conv_dtype or self.model.conv_dtype
+
+    @property
+    def state_dtype(self) -> Dtype:
+        """Element type of recurrent and compressor states."""
+        return self.layout.state_dtype or self.model.state_dtype
 
     def stage(self, index: int) -> range:
         """The layers of a pipeline stage."""
@@ -134,20 +151,26 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 class _File(msgspec.Struct, frozen=True, kw_only=True):
     preset: str | None = None
+    config: str | None = None
     model: dict[str, Any] | None = None
     layout: dict[str, Any] = {}
     instance: str | None = None
 
 
 def read_side(path: Path, instance: str) -> Side:
-    """One side from a TOML file: ``preset = "name"`` or a section ``model``, and a section ``layout``.
+    """One side from a file.
+
+    A TOML file names its model by ``preset = "name"``, by ``config = "path"`` of a ``config.json`` or of a folder with
+    one, relative to the file, or by a section ``model``. It may have a section ``layout``. A ``config.json``, or a
+    folder with one, is a side of one rank with the default layout.
 
     Args:
-        path: The file.
+        path: The file, or a model's folder.
         instance: Name of the instance, if the file has none.
 
     Raises:
-        ConfigError: A key is unknown or missing, a value is of the wrong type, or a layout contradicts itself.
+        ConfigError: A key is unknown or missing, a value is of the wrong type, a layout contradicts itself, or a
+            ``config.json`` has something that is not understood.
     """
     try:
         return _read(path, instance)
@@ -159,21 +182,29 @@ def read_side(path: Path, instance: str) -> Side:
 
 
 def _read(path: Path, instance: str) -> Side:
+    if path.is_dir() or path.suffix == ".json":
+        return Side(model=read_config(path), instance=instance, file=path.name)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("a file cannot be read", cause=str(error)) from error
     file: _File = read_options(_File, parse_toml(text), "file")
-    if file.preset is not None and file.model is None:
-        model = preset(file.preset)
-    elif file.model is not None and file.preset is None:
-        model = Model.read(file.model, "model")
-    else:
+    given = [name for name in ("preset", "config", "model") if getattr(file, name) is not None]
+    if len(given) != 1:
         raise ConfigError(
             "a side names its model once",
-            cause="it has neither 'preset' nor 'model'" if file.preset is None else "it has both 'preset' and 'model'",
-            hint='preset = "..." for a published model (`statelink explain --presets`), or its geometry in [model]',
+            cause=f"it has {' and '.join(map(repr, given))}"
+            if given
+            else "it has no 'preset', no 'config' and no 'model'",
+            hint='preset = "..." for a published model (`statelink explain --presets`), config = "..." for its '
+            "config.json, or its geometry in [model]",
         )
+    if file.preset is not None:
+        model = preset(file.preset)
+    elif file.config is not None:
+        model = read_config(path.parent / file.config)
+    else:
+        model = Model.read(file.model or {}, "model")
     layout: Layout = read_options(Layout, file.layout, "layout")
     if layout.stages and layout.pp == 1:
         layout = msgspec.structs.replace(layout, pp=len(layout.stages))

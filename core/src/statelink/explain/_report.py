@@ -18,7 +18,6 @@ from statelink.plan import (
     compile_pair,
     due,
     indices_of,
-    item_positions,
     match,
     plan_move,
     pushed,
@@ -189,9 +188,8 @@ class _Request:
     def items(self, component: Component, *, random: bool) -> Items:
         """On decode, the items that must arrive. On prefill, the items of a push of the whole request."""
         decode = self.role == 1
-        # Prefill pushes whole pages, even if decode's prefix ends inside one.
-        prefix = self.prefix if decode else self.prefix - self.prefix % (item_positions(component) or 1)
-        ids = indices_of(component, self.tokens, prefix, **self._tables(component, random))
+        # A push may name the items of the prefix, too, which do not move: prefill's pages need not end where it ends.
+        ids = indices_of(component, self.tokens, self.prefix if decode else 0, **self._tables(component, random))
         if decode:
             return required(component, self.tokens, self.prefix, ids)
         return pushed(component, self.tokens, self.prefix, (0, self.tokens), ids)
@@ -207,7 +205,8 @@ class _Request:
         if not kind.positional:
             return {"slot": slot}
         pool = min(buffer.count for buffer in component.buffers)
-        held = self.tokens if component.window is None else min(self.tokens, component.window + component.page)
+        kept = component.group if kind.coverage is Coverage.OPEN else component.window
+        held = self.tokens if kept is None else min(self.tokens, kept + component.page)
         if -(-held // component.page) > pool:
             raise ConfigError(
                 f"a request of {self.tokens} tokens does not fit into the pool of component {component.name!r}",

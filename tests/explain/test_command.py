@@ -17,6 +17,8 @@ from statelink.explain import Side, estimate, explain, inventories, presets, rea
 from statelink.plan import match
 from statelink.registry import load_backend
 
+from .published import PUBLISHED
+
 ROOT = Path(__file__).parents[2]
 
 TINY = """
@@ -86,6 +88,7 @@ def test_json_has_one_schema(files: Path) -> None:
         "decode": [{"rank": 0, "axes": {}, "nbytes": 65536, "told_by": None}],
         "totals": [{"component": "kv", "type": "kv", "nbytes": 65536, "blocks": 512, "blocks_random": 512}],
         "flows": [{"source": rank, **half, "mark": shatters} for rank in range(4)],
+        "source": {"prefill": "", "decode": ""},
         "estimate": None,
     }
 
@@ -126,8 +129,8 @@ BAD = {
     "missing key": (f"{MODEL}", "bad value in the model", "layers is missing"),
     "no such preset": ('preset = "lama-3-8b"', "no preset named 'lama-3-8b'", "did you mean 'llama-3-8b'?"),
     "nothing like a preset": ('preset = "zzz"', "no preset named 'zzz'", "known presets: bamba-9b, "),
-    "no model": ("[layout]\ntp = 1", "names its model once", "neither 'preset' nor 'model'"),
-    "two models": (f'preset = "llama-3-8b"\n{TINY}', "names its model once", "both 'preset' and 'model'"),
+    "no model": ("[layout]\ntp = 1", "names its model once", "no 'preset', no 'config' and no 'model'"),
+    "two models": (f'preset = "llama-3-8b"\n{TINY}', "names its model once", "it has 'preset' and 'model'"),
     "no section": (f"{MODEL}layers = 1", "has layers of kind 'full'", "no section"),
     "two sections": (
         f"{MODEL}layers = 1\nattention = {{ heads = 1, dim = 1 }}\nlatent = {{ width = 1 }}",
@@ -194,6 +197,19 @@ def test_the_document_shows_what_is_printed(files: Path, monkeypatch: pytest.Mon
     for command, output in shown:
         printed = CliRunner().invoke(main, command.split()).output
         assert [line.rstrip() for line in printed.splitlines()] == output.splitlines()
+
+
+def test_the_models_of_the_document_are_read(files: Path) -> None:
+    text = (ROOT / "docs" / "explain.md").read_text()
+    folder = Path("models/Qwen3-Next-80B-A3B-Instruct")
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(PUBLISHED["qwen3-next-80b"]))
+    for name, said in (
+        ("mine", "4 ranks of prefill can serve 4 ranks"),
+        ("hybrid", "1 rank of prefill can serve 1 rank"),
+    ):
+        (content,) = re.findall(rf"```toml\n# {name}\.toml\n(.*?)```", text, re.DOTALL)
+        assert said in run(content, content)
 
 
 def test_the_time_is_that_of_the_slowest_rank(files: Path) -> None:

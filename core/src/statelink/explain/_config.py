@@ -210,7 +210,11 @@ class _Reader:
         return self.count(*names) if self.get(*names) else None
 
     def missing(self, name: str) -> ConfigError:
-        said = "this type has no default for it" if self.known else f"and the type {self.type!r} is not known"
+        said = (
+            "its type has no default for it"
+            if self.known
+            else f"the type {self.type!r} is not known, so it has no default"
+        )
         return ConfigError(
             f"a model's configuration has no {name!r}",
             cause=said,
@@ -384,6 +388,9 @@ class _Reader:
             if rest:
                 raise self.refusal("hidden_size", f"it is no multiple of {query} heads, and there is no 'head_dim'")
         value = self.get(f"{prefix}v_head_dim") or self.get("v_head_dim")
+        for name, each in (("num_key_value_heads", heads), ("head_dim", dim)):
+            if each and not isinstance(each, int):
+                raise self.refusal(name, f"a whole number is expected, got {each!r:.40}")
         found: set[tuple[Any, Any, Any]] = set()
         overrides = {int(layer): each for layer, each in (self.get("per_layer_config") or {}).items()}
         for layer, kinds in enumerate(layers):
@@ -399,8 +406,6 @@ class _Reader:
         for name, each in (("num_key_value_heads", heads), ("head_dim", dim)):
             if not each:
                 raise self.missing(name)
-            if not isinstance(each, int):
-                raise self.refusal(name, f"a whole number is expected, got {each!r:.40}")
         return Attention(heads=heads, dim=dim, value_dim=None if value == dim else value)
 
     def attention(self, layers: list[Kinds]) -> Attention:

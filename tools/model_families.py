@@ -37,6 +37,11 @@ PATTERNS = {
     "falcon_h1": ["attention and mamba"],
 }
 """Kinds of layers that a type has and no field of its class says, repeated until all layers have one."""
+BESIDES: dict[str, dict[str, Any]] = {
+    "gemma4_text": {"global_head_dim": 512},
+    "mimo_v2_flash": {"told": ["swa_num_key_value_heads"]},
+}
+"""What a class or its model computes in its code: defaults, and fields that a file has to say itself."""
 SAME = {"kimi_k2": "deepseek_v3"}
 """Types that have no class, and that the class of another type loads."""
 NONE = ("bamba", "jamba", "kimi_linear", "nemotron_h", "minimax_m3_vl_text")
@@ -66,6 +71,7 @@ def defaults(type_: str) -> dict[str, Any]:
         name: getattr(kind, name, None) for name in FIELDS.split() if name not in getattr(kind, "attribute_map", {})
     }
     found = {name: value for name, value in found.items() if isinstance(value, (int, str, float))}
+    found |= BESIDES.get(type_, {})
     return {**found, **({"pattern": said} if (said := pattern(type_)) else {})}
 
 
@@ -74,7 +80,8 @@ def render() -> str:
     lines = [
         "# What an absent field of a config.json means, by model type: the defaults of transformers' classes.",
         "# `python -m tools.model_families` writes this file.",
-        "# 'pattern' are the kinds of layers, repeated until all layers have one.",
+        "# 'pattern' are the kinds of layers, repeated until all layers have one, and 'told' are fields without a default,",
+        "# because the code of the model does without them.",
     ]
     for type_ in sorted((*TYPES.split(), *SAME)):
         lines += ["", f"[{type_}]"]

@@ -48,11 +48,11 @@ def test_what_was_read_is_said_and_what_is_a_default_of_the_type(tmp_path: Path)
         "kinds of layers [5 × sliding_attention, 1 × full_attention] (by default), num_attention_heads 8 (by default), "
         "num_key_value_heads 4 (by default), head_dim 256 (by default)"
     )
-    assert (model.note, model.attention, model.window) == (
-        "",
-        type(model.attention)(heads=4, dim=256),
-        type(model.window)(heads=4, dim=256, tokens=1024),
-    )
+    assert model.note == ""
+    heads = {"heads": 4, "dim": 256}
+    pattern = ["window"] * 5 + ["full"]
+    said = {"layers": 34, "pattern": pattern, "attention": heads, "window": {**heads, "tokens": 1024}}
+    assert kept(model) == kept(Model.read({"name": "gemma", **said}, "model"))
 
 
 def test_a_type_that_is_not_known_is_read_by_its_fields_only(tmp_path: Path) -> None:
@@ -111,6 +111,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
         {**LLAMA, "per_layer_config": {"1": {"head_dim": 64}}},
         "layers of the kind 'full' differ",
     ),
+    "a window of one layer": (
+        {**LLAMA, "per_layer_config": {"1": {"sliding_window": 64}}},
+        "'per_layer_config'.*it has sliding_window",
+    ),
+    "all layers shared": ({**LLAMA, "num_kv_shared_layers": 32}, "it is 32 of 32 layers"),
     "an encoder": ({**LLAMA, "is_encoder_decoder": True}, "what an encoder leaves"),
     "an element type": ({**LLAMA, "torch_dtype": "int4"}, "bfloat16, float16, float32 are known, got 'int4'"),
     "quantised keys": (
@@ -186,6 +191,23 @@ def test_widths_of_windows_have_fields_of_their_own(tmp_path: Path) -> None:
     totals = {total.component: total.nbytes for total in explain(*sides, tokens=1024).totals}
     # K of 192 and V of 128 elements: 4 heads of 1 layer, 8 heads of 2 layers.
     assert totals == {"kv": 1024 * 4 * 320 * 2, "swa": 128 * 2 * 8 * 320 * 2}
+
+
+def test_full_layers_may_have_heads_of_their_own(tmp_path: Path) -> None:
+    gemma = {
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "num_key_value_heads": 16,
+        "num_global_key_value_heads": 4,
+        "head_dim": 256,
+        "sliding_window": 1024,
+    }
+    model = read(tmp_path, {**gemma, "attention_k_eq_v": True})
+    shapes = {name: shape for name, _, shape, _ in kept(model, page=16)}
+    assert shapes == {"kv": (16, 4, 512), "swa": (16, 16, 256)}
+    with pytest.raises(ConfigError, match="'num_global_key_value_heads'"):
+        read(tmp_path, gemma)
 
 
 def test_element_types_come_from_the_file_unless_the_layout_has_them(tmp_path: Path) -> None:

@@ -164,8 +164,8 @@ def test_rings_of_different_length_pair_up_by_position() -> None:
 @pytest.mark.parametrize(("tokens", "prefill", "decode"), [(1000, 64, 64), (1000, 16, 64), (100, 256, 16), (1, 64, 64)])
 @pytest.mark.parametrize("name", sorted(BY_HAND))
 def test_decode_may_hold_the_whole_prompt_wherever_it_ends(name: str, tokens: int, prefill: int, decode: int) -> None:
-    sizes = [{} if name == "deepseek-v4-flash" else {"page": page} for page in (prefill, decode)]
-    report = run(name, *sizes, tokens=tokens, prefix=tokens)
+    first, second = ({} if name == "deepseek-v4-flash" else {"page": page} for page in (prefill, decode))
+    report = run(name, first, second, tokens=tokens, prefix=tokens)
     # What has positions is there. States of a request, and open groups of positions, come whatever decode holds.
     left = {total.component for total in report.totals if total.nbytes}
     assert left <= {"mamba", "dsv4_c4_state", "c128_state"}

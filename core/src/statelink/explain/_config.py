@@ -54,7 +54,10 @@ DTYPES: dict[str, Dtype] = {name: name for name in ("bfloat16", "float16", "floa
 
 MEANING: list[tuple[Kinds, re.Pattern[str]]] = [
     (("full", "window", "chunk"), re.compile(r"num_key_value_heads|(attention_)?head_dim|v_head_dim")),
-    (("full",), re.compile(r"global_head_dim|num_global_key_value_heads|kv_lora_rank|qk_rope_head_dim")),
+    (
+        ("full",),
+        re.compile(r"global_head_dim|num_global_key_value_heads|attention_k_eq_v|kv_lora_rank|qk_rope_head_dim"),
+    ),
     (("window", "compressed"), re.compile(r"sliding_window|swa_\w+")),
     (("chunk",), re.compile(r"attention_chunk_size")),
     (("index", "compressed"), re.compile(r"index_\w+|indexer_types")),
@@ -62,26 +65,45 @@ MEANING: list[tuple[Kinds, re.Pattern[str]]] = [
 ]
 """Fields that mean something only for layers of some kinds."""
 STATE = re.compile(
-    r"(^|_)(attention|attn|block|cache|caches|chunk|compress\w*|conv\w*|delta|gdn|global|gram|head_dim|hybrid|index\w*|"
-    r"interval|kda|kv|key|latent|layer|layers|lightning|linear|local|lora|mamba\w*|mem|memory|mixer|ngram\w*|pattern|"
-    r"period|recurrent|retention|rnn|rwkv|share|shared|short|sink|sinks|sliding|sparse|ssm|state|states|swa|token_shift|"
-    r"types|value|window|xlstm)(_|$)"
+    r"""(^|_)
+    (attention | attn | block | cache | caches | chunk | compress\w* | conv\w* | delta | gdn | global | gram | head_dim
+    | hybrid | index\w* | interval | kda | kv | key | latent | layer | layers | lightning | linear | local | lora
+    | mamba\w* | mem | memory | mixer | ngram\w* | pattern | period | recurrent | retention | rnn | rwkv | share
+    | shared | short | sink | sinks | sliding | sparse | ssm | state | states | swa | token_shift | types | value | window
+    | xlstm)
+    (_|$)""",
+    re.VERBOSE,
 )
 """A field with such a word in its name may describe state. It is read, or in `HARMLESS`, or the file is refused."""
 HARMLESS = re.compile(
-    r"_?((\w+_)?(activation|act|alpha|bias|biases|beta|clipping|coef|coeff|drop|dropout|eps|epsilon|fn|"
-    r"(alpha|beta|scaling|rotary|initializer)_factor|implementation|init|init_\w+|initializer\w*|limit|max|min|multiplier|multipliers|norm|norms|pdrop|prob|"
-    r"scale|scalar|softcapping|std|theta|token|token_ids?|token_index|tp_plan|pp_plan|ep_plan)"
-    r"|(\w+_)?(expert|experts|moe|mlp|rope|rotary|router|layernorms?|layer_norm)(_\w+)?"
-    r"|num_attention_heads|attention_heads|first_k_dense_replace|num_dense_layers|q_lora_rank|o_lora_rank|gated_norm_rank"
-    r"|qk_nope_head_dim|qk_head_dim|mtp_\w+|num_mtp_\w+|num_nextn_predict_layers|num_logits_to_keep"
-    r"|output_hidden_states|output_attentions|use_cache|cache_implementation|use_mamba_kernels|vocab_size_per_layer_input"
-    r"|hidden_size_per_layer_input|index_topk|index_n_heads|index_topk_blocks|index_block_size|index_local_blocks"
-    r"|max_window_layers|no_rope_layers|no_rope_layer_interval|(mamba_)?chunk_size|chunk_size_feed_forward"
-    r"|mamba_norm_before_gate|mamba_dt_\w+|mamba_rms_norm|num_memory_blocks"
-    r"|attn_output_gate|num_hash_layers|decoder_sparse_step|(\w+_)?intermediate_size(_\w+)?|quantization_config|id2label|label2id|keys_to_ignore_at_inference|tie_word_embeddings|n_shared_experts"
-    r"|attention_value_scale|layer_rope_theta|interleave_moe_layer_step|attn_temperature_tuning|block_ffn_dim_multiplier"
-    r"|activation_sparsity_pattern|block_size|block_multiple_of|block_auto_adjust_ff_dim|position_embedding_type)"
+    r"""
+    # By the last word: how something is computed.
+    (\w+_)?(activation | act | alpha | bias | biases | beta | clipping | coef | coeff | drop | dropout | eps | epsilon
+    | fn | (alpha | beta | scaling | rotary | initializer)_factor | implementation | init | limit | max | min
+    | multipliers? | norm | norms | pdrop | prob | scale | scalar | softcapping | std | theta | token | token_ids?
+    | token_index | (tp | pp | ep)_plan)
+    # By any word: parts of a layer that keep nothing.
+    | (\w+_)?(expert | experts | moe | mlp | rope | rotary | router | layernorms? | layer_norm)(_\w+)?
+    | (\w+_)?(intermediate_size | initializer)(_\w+)?
+    # Draft layers, which are not described.
+    | mtp_\w+ | num_mtp_\w+ | num_nextn_predict_layers
+    # Queries, and what is computed from latents.
+    | num_attention_heads | q_lora_rank | o_lora_rank | gated_norm_rank | qk_nope_head_dim | qk_head_dim
+    | attn_output_gate | attention_value_scale | attn_temperature_tuning
+    # Which keys are looked at: they are kept all the same.
+    | index_topk | index_n_heads | index_topk_blocks | index_block_size | index_local_blocks
+    # Which layers are computed in which way.
+    | first_k_dense_replace | num_dense_layers | num_hash_layers | decoder_sparse_step | interleave_moe_layer_step
+    | max_window_layers | no_rope_layers | no_rope_layer_interval | layer_rope_theta | activation_sparsity_pattern
+    # Kernels.
+    | block_size | (mamba_)?chunk_size | chunk_size_feed_forward | use_mamba_kernels | mamba_norm_before_gate
+    | mamba_dt_\w+ | block_ffn_dim_multiplier | block_multiple_of | block_auto_adjust_ff_dim
+    # What a caller of transformers chooses.
+    | num_logits_to_keep | output_hidden_states | output_attentions | use_cache | cache_implementation
+    | _attn_implementation\w* | keys_to_ignore_at_inference | id2label | label2id | position_embedding_type
+    | tie_word_embeddings | vocab_size_per_layer_input | hidden_size_per_layer_input
+    """,
+    re.VERBOSE,
 )
 """Fields with a word of `STATE` in their names that do not change what a request keeps."""
 
@@ -128,6 +150,9 @@ class _Reader:
         families = parse_toml(importlib.resources.files(__package__).joinpath("families.toml").read_text("utf-8"))
         self.known = self.type in families
         self.defaults: Mapping[str, Any] = families.get(self.type, {})
+        for name in self.defaults.get("told", ()):
+            if name not in self.given:
+                raise self.missing(name)
         self.read: dict[str, Any] = {}
         self.by_default: set[str] = set()
         self.without_meaning: set[str] = set()
@@ -135,7 +160,7 @@ class _Reader:
 
     def model(self) -> Model:
         """The model that the configuration describes."""
-        if self.get("is_encoder_decoder"):
+        if self.get("is_encoder_decoder") or self.whole.get("is_encoder_decoder"):
             raise self.refusal("is_encoder_decoder", "what an encoder leaves for its decoder is not described")
         layers = self.layers()
         latent = self.latent()
@@ -260,6 +285,8 @@ class _Reader:
             if [self.kinds(other, word) for word in others] != kinds:
                 raise self.refusal(f"{first}, {other}", "the two say different things about the layers")
         if shared := self.optional("num_kv_shared_layers"):
+            if shared >= count:
+                raise self.refusal("num_kv_shared_layers", f"it is {shared} of {count} layers")
             kinds[count - shared :] = [()] * shared
         return kinds
 
@@ -377,17 +404,20 @@ class _Reader:
 
     # Sections
 
-    def heads(self, layers: list[Kinds], kind: Kind, prefix: str, suffix: str = "") -> Attention:
-        """Keys and values of the layers of one kind, whose fields may have names of their own."""
+    def heads(self, layers: list[Kinds], kind: Kind, own: tuple[str, str, str] | None = None) -> Attention:
+        """Keys and values of the layers of one kind.
+
+        ``own`` are the names of their heads, width and width of values, where a file has other ones for these layers.
+        """
+        own_heads, own_dim, own_value = own or ("num_key_value_heads", "head_dim", "v_head_dim")
         query = self.optional("num_attention_heads")
-        own = self.get(f"num_{suffix}key_value_heads" if suffix else f"{prefix}num_key_value_heads")
-        heads = own or self.get("num_key_value_heads") or (query if self.known else None)
-        dim = self.get(f"{suffix or prefix}head_dim") or self.get("head_dim", "attention_head_dim")
+        heads = self.get(own_heads) or self.get("num_key_value_heads") or (query if self.known else None)
+        dim = self.get(own_dim) or self.get("head_dim", "attention_head_dim")
         if not dim and self.known and query:
             dim, rest = divmod(self.count("hidden_size"), query)
             if rest:
                 raise self.refusal("hidden_size", f"it is no multiple of {query} heads, and there is no 'head_dim'")
-        value = self.get(f"{prefix}v_head_dim") or self.get("v_head_dim")
+        value = self.get(own_value) or self.get("v_head_dim")
         for name, each in (("num_key_value_heads", heads), ("head_dim", dim)):
             if each and not isinstance(each, int):
                 raise self.refusal(name, f"a whole number is expected, got {each!r:.40}")
@@ -396,7 +426,7 @@ class _Reader:
         for layer, kinds in enumerate(layers):
             if kind in kinds:
                 over = overrides.get(layer, {})
-                if unknown := set(over) - {"head_dim", "v_head_dim", "num_key_value_heads", "sliding_window"}:
+                if unknown := set(over) - {"head_dim", "v_head_dim", "num_key_value_heads"}:
                     raise self.refusal("per_layer_config", f"it has {', '.join(sorted(unknown))}")
                 keys = over.get("head_dim", dim)
                 found.add((over.get("num_key_value_heads", heads), keys, over.get("v_head_dim", value) or keys))
@@ -409,14 +439,16 @@ class _Reader:
         return Attention(heads=heads, dim=dim, value_dim=None if value == dim else value)
 
     def attention(self, layers: list[Kinds]) -> Attention:
-        return self.heads(layers, "full", "", "global_")
+        # Layers whose keys are their values, too, keep both, and may have heads of their own.
+        heads = "num_global_key_value_heads" if self.get("attention_k_eq_v") else "num_key_value_heads"
+        return self.heads(layers, "full", (heads, "global_head_dim", "v_head_dim"))
 
     def window(self, layers: list[Kinds]) -> Window:
-        of = self.heads(layers, "window", "swa_")
+        of = self.heads(layers, "window", ("swa_num_key_value_heads", "swa_head_dim", "swa_v_head_dim"))
         return Window(**msgspec.structs.asdict(of), tokens=self.count("sliding_window", "sliding_window_size"))
 
     def chunk(self, layers: list[Kinds]) -> Chunk:
-        of = self.heads(layers, "chunk", "")
+        of = self.heads(layers, "chunk")
         return Chunk(**msgspec.structs.asdict(of), tokens=self.count("attention_chunk_size"))
 
     def latent(self) -> Latent | None:

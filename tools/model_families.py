@@ -80,8 +80,8 @@ def render() -> str:
     lines = [
         "# What an absent field of a config.json means, by model type: the defaults of transformers' classes.",
         "# `python -m tools.model_families` writes this file.",
-        "# 'pattern' are the kinds of layers, repeated until all layers have one, and 'told' are fields without a default,",
-        "# because the code of the model does without them.",
+        "# 'pattern' are the kinds of layers, repeated until all layers have one.",
+        "# 'told' are fields without a default, because the code of the model does without them.",
     ]
     for type_ in sorted((*TYPES.split(), *SAME)):
         lines += ["", f"[{type_}]"]

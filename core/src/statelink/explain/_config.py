@@ -69,8 +69,8 @@ STATE = re.compile(
     (attention | attn | block | cache | caches | chunk | compress\w* | conv\w* | delta | gdn | global | gram | head_dim
     | hybrid | index\w* | interval | kda | kv | key | latent | layer | layers | lightning | linear | local | lora
     | mamba\w* | mem | memory | mixer | ngram\w* | pattern | period | recurrent | retention | rnn | rwkv | share
-    | shared | short | sink | sinks | sliding | sparse | ssm | state | states | swa | token_shift | types | value | window
-    | xlstm)
+    | shared | short | sink | sinks | sliding | sparse | ssm | state | states | swa | token_shift | types | value
+    | window | xlstm)
     (_|$)""",
     re.VERBOSE,
 )

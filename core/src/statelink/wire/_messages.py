@@ -300,6 +300,7 @@ class Failed(Message, frozen=True, kw_only=True):
         attempt: Number that the engines gave this use of the room id. Only decode sets it.
         met: Generation of the request that prefill's room met; 0 if none did. Only prefill sets it.
         declined: Whether no other instance will ask for the room either, as the engine says. Only decode sets it.
+        ended_ms_ago: Milliseconds since the use ended, if decode could not tell it before; otherwise 0.
     """
 
     room: Room
@@ -308,6 +309,7 @@ class Failed(Message, frozen=True, kw_only=True):
     attempt: Attempt = 0
     met: Generation = 0
     declined: bool = False
+    ended_ms_ago: Count = 0
 
 
 class Drained(Message, frozen=True, kw_only=True):

@@ -56,8 +56,10 @@ class Declines:
             for_all: Whether no other decode instance will ask for the room either, as the engine says.
         """
 
+        ended = self._context.now()
+
         def tell(instance: Instance) -> None:
-            self._tell(key, generation, instance, reason, for_all)
+            self._tell(key, generation, instance, reason, ended, for_all)
 
         tell(instance)
         if instance.state is not InstanceState.READY and until > self._context.now():
@@ -67,7 +69,9 @@ class Declines:
         """Give up those whose time is over."""
         self._postponed.beat(now)
 
-    def _tell(self, key: RoomKey, generation: int, instance: Instance, reason: Reason, for_all: bool) -> None:
+    def _tell(
+        self, key: RoomKey, generation: int, instance: Instance, reason: Reason, ended: float, for_all: bool
+    ) -> None:
         known = {address: rank for address, rank in instance.ranks.items() if rank.handshake is not None}
         complete = instance.state is InstanceState.READY
         names = [each.name for each in known.values()] if complete else None
@@ -81,5 +85,6 @@ class Declines:
                 reason=reason,
                 attempt=key[1],
                 declined=for_all,
+                ended_ms_ago=int(1000 * (self._context.now() - ended)),
             )
             self._context.send(failed, address)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from statelink import wire
 from statelink.backend import Side
 from statelink.errors import Reason
 from statelink.link._header import RoomHeader
+from statelink.link._room import room_reason
 from statelink.link._status import ENDED, Status
 
 from ._claims import Claims
 from ._pending import PendingRequests, key_of
-from ._tombstones import ANYBODY, NAMED, REMEMBERED, Tombstones
+from ._tombstones import ANYBODY, NAMED, REMEMBERED, GivenUp, Tombstones
 
 if TYPE_CHECKING:
     from statelink.link._context import Context
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
     from ._delivery import RequestId
     from ._pending import Asked
     from ._sending import SendingState
-    from ._tombstones import GivenUp
     from ._uses_in_flight import UsesInFlight
 
 __all__ = ["Requests"]
 
 
+REUSED = "a room id is used again"
 HINT = "give each use of an id an attempt of its own, the same on both sides"
 
 
@@ -79,11 +80,11 @@ class Requests:
         if room is not None and room.delivery_to(rank.name) is not None:
             # The rank asks again, so the use to which this room belongs has ended on that rank.
             cause = f"{rank.name} asks for it anew, before it is over here"
-            room.fail_known(room.reason_for("room.reused", "a room id is used again", cause, HINT), {}, 0)
+            room.fail_known(room.reason_for("room.reused", REUSED, cause, HINT), {}, 0)
         elif room is not None and room.status not in ENDED:
             self.answer(rank, message, self._claims.taken(room))
             return
-        elif self._answered_by_tombstone(message, rank):
+        elif self._answered_by_tombstone(message, rank) or self._may_mean_spent(message, rank):
             return
         elif room is not None and room.bound:
             what = "the room has ended on prefill"
@@ -130,6 +131,12 @@ class Requests:
         waits = room is not None and room.status not in ENDED and self._claims.not_for(room, rank) is None
         if waits and room is not None and (room.to is not None or message.declined):
             self._tombstones.meet(use)
+            # If the room was opened after the use had ended on decode, it may have been meant for decode's next use.
+            if room.opened > self._context.now() - message.ended_ms_ago / 1000:
+                given_up = GivenUp(message.reason, asking.instance)
+                given_up.join(asking, message.generation)
+                given_up.extend(asking, 0.0, message.declined, named)
+                self._tombstones.spend(key, given_up)
             room.fail_known(message.reason, {rank.name: asking.instance}, rank.expected)
             return
         given_up = self._tombstones.give_up(
@@ -230,6 +237,34 @@ class Requests:
             return True
         return False
 
+    def _may_mean_spent(self, message: wire.Request, rank: DecodeRank) -> bool:
+        """Refuse a request that may mean a room which ended with an earlier use of decode. Returns whether it was one.
+
+        Decode had given that use up when the room was opened. Nobody can tell whether the room was meant for that use
+        or for this one.
+        """
+        if not self._tombstones.any_given_up():
+            return False
+        spent = self._tombstones.spent(key_of(message), self._claims.asking(rank), message.lifetime_ms / 1000)
+        if spent is None:
+            return False
+        cause = (
+            f"{spent.instance} had given an earlier use up ({spent.reason.clause}) when prefill opened its room, which "
+            "ended with that; nobody can tell which use the room was meant for"
+        )
+        reason = room_reason(
+            self._context, message.room, message.attempt, "room.reused", REUSED, cause, HINT, peer=rank.name
+        )
+        self._refuse_anew(message, rank, reason, spent)
+        return True
+
+    def _refuse_anew(self, message: wire.Request, rank: DecodeRank, reason: Reason, spent: GivenUp) -> None:
+        """Refuse a request that may mean another use than a room. A room that is opened for this use later fails."""
+        self.answer(rank, message, reason)
+        asking = self._claims.asking(rank)
+        key, use = key_of(message), message.generation
+        self._tombstones.give_up(key, asking, use, reason, spent.declined, named=False)
+
     # Rooms.
 
     def wait_for(self, room: SendingState) -> bool:
@@ -251,12 +286,22 @@ class Requests:
         key = room.key
         given_up = self._tombstones.given_up(key, _words(room))
         if given_up is not None:
-            informed = self._belonged(room, given_up)
-            room.fail_known(given_up.reason, informed, given_up.ranks)
+            self._end_with(room, given_up)
             return
+        self._tombstones.reopened(key, room.to)
         if room.to is not None:
             self._refuse_others(room)
         self.bind(room)
+
+    def _end_with(self, room: SendingState, given_up: GivenUp) -> None:
+        """Fail a room with a use that an instance gave up. If the instance has asked anew, that request fails, too."""
+        informed = self._belonged(room, given_up)
+        anew = [(rank, asked.request) for rank, asked in self._claims.asked(room.key, room) if rank.name in informed]
+        reason = self._another_use(room, [rank.name for rank, _ in anew]) if anew else given_up.reason
+        room.fail_known(reason, informed, given_up.ranks)
+        for rank, request in anew:
+            self._pending.drop(room.key, rank.name)
+            self._refuse_anew(request, rank, reason, given_up)
 
     def _refuse_others(self, room: SendingState) -> None:
         """Refuse the requests of ranks that the room is not for."""
@@ -366,14 +411,18 @@ class Requests:
                 stale.append((rank, asked, found))
         if not stale:
             return False
-        names = ", ".join(rank.name for rank, _, _ in stale)
-        cause = f"an earlier use ended on one side without the other, so that {names} may mean another use than this"
-        reason = room.explain(room.reason_for("room.reused", "a room id is used again", cause, HINT))
+        reason = self._another_use(room, [rank.name for rank, _, _ in stale])
         informed: dict[str, str] = {}
         for rank, asked, each in stale:
             self._turn_away(room, rank, asked, reason, each, informed)
         room.fail_known(reason, informed, max(rank.expected for rank, _ in group.asked))
         return True
+
+    def _another_use(self, room: SendingState, names: Sequence[str]) -> Reason:
+        """Why a room fails, of which some decode ranks may mean another use."""
+        who = ", ".join(names)
+        cause = f"an earlier use ended on one side without the other, so that {who} may mean another use than this"
+        return room.explain(room.reason_for("room.reused", REUSED, cause, HINT))
 
     def _turn_away(
         self,
@@ -397,7 +446,10 @@ class Requests:
 
     def _belonged(self, room: SendingState, given_up: GivenUp) -> dict[str, str]:
         """A room belonged to a use that an instance gave up. Returns the ranks that know, with their instance."""
-        self._tombstones.forget_given_up(room.key, given_up)
+        if room.to is not None or given_up.declined:
+            self._tombstones.spend(room.key, given_up)
+        else:  # a later room would not fail with what is given up next, so the next request waits for it
+            self._tombstones.forget_given_up(room.key, given_up)
         uses = given_up.of(room.to)
         for name, generation in uses.items():
             use = (name, room.room, generation)

@@ -134,6 +134,11 @@ class GivenUp:
         """The words under which `Tombstones` finds this."""
         return self._words
 
+    @property
+    def declined(self) -> bool:
+        """Whether no other instance will ask for the room either."""
+        return ANYBODY in self._words
+
     def has_key(self, key: str) -> bool:
         """Whether one of its ranks holds a public key."""
         return key in {self._keys[name] for name in self.uses}
@@ -158,6 +163,8 @@ class Tombstones:
         self._ends_count = 0
         self._forgotten = Forgotten(now)
         self._gone: OrderedDict[tuple[RoomKey, str], GivenUp] = OrderedDict()
+        self._spent: OrderedDict[RoomKey, dict[str, GivenUp]] = OrderedDict()
+        """By instance: what was given up, and ended the last room of this side that was for the instance."""
         self._uses: OrderedDict[RequestId, bool] = OrderedDict()
         """Uses of decode that this side knows, and whether a room of this side belonged to each."""
 
@@ -274,12 +281,12 @@ class Tombstones:
         return None
 
     def may_be_given_up(self, key: RoomKey, words: Iterable[str]) -> bool:
-        """Whether `given_up` may find something. Any thread."""
-        return any((key, word) in self._gone for word in words)
+        """Whether `given_up` may find something, or `reopened` may have something to forget. Any thread."""
+        return key in self._spent or any((key, word) in self._gone for word in words)
 
     def any_given_up(self) -> bool:
-        """Whether there is anything that `given_up` may find. Any thread."""
-        return bool(self._gone)
+        """Whether anything is remembered of uses that decode gave up. Any thread."""
+        return bool(self._gone or self._spent)
 
     def forget_given_up(self, key: RoomKey, given_up: GivenUp) -> None:
         """Forget what an instance gave up, since a room of this side belonged to it, or since it was too long ago."""
@@ -287,9 +294,46 @@ class Tombstones:
             if self._gone.get((key, word)) is given_up:
                 del self._gone[key, word]
 
+    # Rooms of this side that ended with a use that decode had given up.
+
+    def spend(self, key: RoomKey, given_up: GivenUp) -> None:
+        """A room of this side ended with what an instance gave up. It may have been meant for the instance's next use.
+
+        So the next request of the instance has a doubt, until another room of this side is opened for it. If there are
+        too many doubts, the oldest is forgotten, and such a request waits for its room.
+        """
+        self.forget_given_up(key, given_up)
+        given_up.until = self._now() + self.lifetime
+        _remember(self._spent, key, {**self._spent.get(key, {}), given_up.instance: given_up})
+
+    def spent(self, key: RoomKey, rank: AskingRank, lasts: float) -> GivenUp | None:
+        """What ended the room that a request of a rank may mean; ``None`` if there is none.
+
+        Args:
+            key: The room id and the attempt that the rank asks for.
+            rank: The rank.
+            lasts: Seconds that its use may take.
+        """
+        given_up = self._spent.get(key, {}).get(rank.instance)
+        # A rank with another key may only claim to be of this instance.
+        if given_up is None or not given_up.has_key(rank.key) or given_up.until + lasts <= self._now():
+            return None
+        return given_up
+
+    def reopened(self, key: RoomKey, to: To | None) -> None:
+        """Another room of this side is open: the next requests of the instances that may have it mean this one."""
+        by_instance = self._spent.get(key)
+        if by_instance is None:
+            return
+        for instance in [name for name, given_up in by_instance.items() if given_up.of(to)]:
+            del by_instance[instance]
+        if not by_instance:
+            del self._spent[key]
+
     def load(self) -> dict[str, int]:
         """Numbers of the things that are kept. Any thread."""
-        return {"tombstones": self._ends_count, "gone": len(self._gone), "seen": len(self._uses)}
+        gone = len(self._gone) + len(self._spent)
+        return {"tombstones": self._ends_count, "gone": gone, "seen": len(self._uses)}
 
 
 def _remember(table: OrderedDict[_Key, _Value], key: _Key, value: _Value) -> None:

@@ -1,0 +1,215 @@
+"""One side gives a use of an id up, of which the other side never speaks; then both use the id. Nobody waits in vain."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from statelink.link import Status
+
+from .explore import CALM
+from .shape import Request, Shape
+from .world import World, running
+
+if TYPE_CHECKING:
+    from .process import Process
+
+SOON = World.DEADLINE / 4
+"""Seconds of the world within which a side has to hear: far less than its room may take."""
+WAYS = [(True, False), (False, True), (True, True)]
+"""Whether decode's engine says that nobody else will ask, and whether prefill's engine says for whom a room is."""
+
+
+@pytest.fixture(autouse=True)
+def model() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    with running():
+        yield
+    logging.disable(logging.NOTSET)
+
+
+def until(world: World, done: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Let the world go on until something is true."""
+    end = world.time + seconds
+    while not done():
+        assert world.time < end, "it never came"
+        world.step()
+
+
+def take_up(world: World, request: Request, *processes: Process) -> None:
+    """Engines do all that they have to do for a request."""
+    for process in processes:
+        for _ in range(8):
+            world.advance(request, process)
+
+
+def opened(world: World) -> Request:
+    """A use of the id, of which no engine knows yet."""
+    request = world.open(1, 5)
+    assert request is not None
+    return request
+
+
+def codes(request: Request, *processes: Process) -> list[str]:
+    """What processes were told; an empty text where the room has not failed."""
+    reasons = (request.sides[process.address].handle.reason for process in processes)
+    return ["" if reason is None else reason.code for reason in reasons]
+
+
+def over(request: Request, *processes: Process) -> bool:
+    return all(request.sides[process.address].ended is not None for process in processes)
+
+
+def known(prefill: list[Process], what: str) -> bool:
+    """Whether every rank of prefill keeps something of what decode said."""
+    return all(each.link._prefill.load()[what] for each in prefill)  # type: ignore[union-attr]
+
+
+def meet(world: World) -> None:
+    """Both instances know each other: a use of another id has moved."""
+    request = world.open(9, 5)
+    assert request is not None
+    take_up(world, request, *world.living())
+    until(world, lambda: over(request, *world.living()))
+    until(world, lambda: not any(each.held for each in world.living()))
+
+
+def end_alone(world: World, side: list[Process], asks: bool) -> None:
+    """A side gives a use up, after it asked for it or before, and the other side never speaks of it."""
+    request = opened(world)
+    for process in side:
+        take_up(world, request, process) if asks else world.join(request, process)
+    if asks and side[0].role == "decode":
+        until(world, lambda: known(world.living("prefill"), "pending_requests"))
+    for process in side:
+        request.sides[process.address].handle.abort("its client left")
+    until(world, lambda: over(request, *side) and not any(each.held for each in side))
+    if side[0].role == "decode":
+        until(world, lambda: known(world.living("prefill"), "gone"))
+
+
+CASES = [(seed, *way, asks) for seed in range(2) for way in WAYS for asks in (False, True)]
+
+
+@pytest.mark.parametrize("first", ["prefill", "decode"])
+@pytest.mark.parametrize("alone", ["prefill", "decode"])
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_both_sides_of_the_next_use_hear_at_once(ranks: tuple[int, int], alone: str, first: str) -> None:
+    """Whoever gave the first use up, and whoever begins the second.
+
+    In one case a room of prefill waits on: prefill gave a use up, and decode's request was told so. The room may be for
+    decode's next request, because decode's last one may have been late.
+    """
+    for seed, sole, named, asks in CASES:
+        world = World(Shape(*ranks, owner_fence=True, sole=sole, named=named), random.Random(seed), CALM)
+        prefill, decode = world.living("prefill"), world.living("decode")
+        meet(world)
+        end_alone(world, prefill if alone == "prefill" else decode, asks)
+        again = opened(world)
+        if first == "prefill":
+            take_up(world, again, *prefill)
+            if alone == "decode":
+                until(world, lambda a=again: over(a, *prefill), SOON)  # type: ignore[misc]
+            take_up(world, again, *decode)
+        else:
+            take_up(world, again, *decode)
+            heard = alone == "prefill"
+            until(world, lambda a=again, h=heard: over(a, *decode) if h else known(prefill, "pending_requests"))  # type: ignore[misc]
+            take_up(world, again, *prefill)
+        until(world, lambda a=again: over(a, *decode), SOON)  # type: ignore[misc]
+        if alone == "decode":
+            until(world, lambda a=again: over(a, *prefill), SOON)  # type: ignore[misc]
+            assert set(codes(again, *decode)) <= {"room.reused", "room.aborted"}
+            assert ranks != (1, 1) or codes(again, *decode) == ["room.reused"]
+        elif first == "prefill":  # what one rank is told, its engine tells the others
+            until(world, lambda a=again: any(over(a, each) for each in prefill), SOON)  # type: ignore[misc]
+            assert set(codes(again, *prefill)) <= {"room.reused", ""}
+        elif ranks == (1, 1):
+            late = Request(again.key, again.number, again.tokens)
+            until(world, lambda: not any(each.held for each in decode))
+            take_up(world, late, *decode)
+            until(world, lambda a=again, b=late: over(a, *prefill) and over(b, *decode), SOON)  # type: ignore[misc]
+            assert late.sides[decode[0].address].ended is Status.SUCCEEDED
+
+
+def pair(sole: bool, named: bool) -> tuple[World, Process, Process]:
+    world = World(Shape(1, 1, owner_fence=True, sole=sole, named=named), random.Random(3), CALM)
+    return world, world.living("prefill")[0], world.living("decode")[0]
+
+
+@pytest.mark.parametrize(("sole", "named"), WAYS)
+def test_prefill_was_late_for_the_use_that_decode_gave_up(sole: bool, named: bool) -> None:
+    """Both sides make every use. A later one is served as soon as prefill opens its room before decode asks."""
+    world, prefill, decode = pair(sole, named)
+    meet(world)
+    end_alone(world, [decode], asks=True)
+    late = opened(world)
+    world.join(late, prefill)
+    until(world, lambda: over(late, prefill), SOON)
+    assert codes(late, prefill) == ["room.aborted"]
+    again = opened(world)
+    take_up(world, again, decode)  # decode asks first, so that nobody can tell whether prefill was late
+    until(world, lambda: over(again, decode), SOON)
+    world.join(again, prefill)
+    until(world, lambda: over(again, prefill), SOON)
+    assert codes(again, prefill, decode) == ["room.reused", "room.reused"]
+    until(world, lambda: not prefill.held and not decode.held)
+    last = opened(world)
+    world.join(last, prefill)
+    until(world, lambda: not prefill.loop.can_run())
+    take_up(world, last, decode, prefill)
+    until(world, lambda: over(last, prefill, decode))
+    assert {held.ended for held in last.sides.values()} == {Status.SUCCEEDED}
+    assert prefill.link._prefill.load()["gone"] == 0  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("sole", "named"), WAYS)
+def test_prefill_hears_late_that_decode_gave_up(sole: bool, named: bool) -> None:
+    """Decode gave the first use up before the instances knew each other; prefill has the room of the second by then."""
+    world, prefill, decode = pair(sole, named)
+    world.passes = lambda frames: frames[0] != b"hello"
+    first = opened(world)
+    world.join(first, decode)
+    first.sides[decode.address].handle.abort("its client left")
+    until(world, lambda: over(first, decode) and not decode.held)
+    ended = world.time
+    until(world, lambda: world.time > ended + 0.1)
+    again = opened(world)
+    world.join(again, prefill)
+    world.passes = lambda frames: True
+    until(world, lambda: over(again, prefill), SOON)
+    take_up(world, again, decode)
+    until(world, lambda: over(again, decode), SOON)
+    assert codes(again, prefill, decode) == ["room.aborted", "room.reused"]
+
+
+@pytest.mark.parametrize("opens", ["before", "after"])
+def test_a_use_that_met_its_room_leaves_no_doubt(opens: str) -> None:
+    """Prefill's room was there when decode gave up, or it was the next one: decode's next request waits for its own."""
+    world, prefill, decode = pair(sole=True, named=False)
+    meet(world)
+    first = opened(world)
+    if opens == "before":
+        world.join(first, prefill)
+        until(world, lambda: prefill.held[1].handle._state.begun)  # type: ignore[union-attr]
+        ended = world.time
+        until(world, lambda: world.time > ended + 0.1)
+    world.join(first, decode)
+    first.sides[decode.address].handle.abort("its client left")
+    until(world, lambda: over(first, decode) and not decode.held)
+    if opens == "after":
+        until(world, lambda: known([prefill], "gone"))
+        world.join(first, prefill)
+    until(world, lambda: over(first, prefill) and not prefill.held)
+    again = opened(world)
+    if opens == "after":
+        world.join(again, prefill)
+    take_up(world, again, decode)
+    until(world, lambda: opens == "after" or known([prefill], "pending_requests"))
+    take_up(world, again, prefill)
+    until(world, lambda: over(again, prefill, decode))
+    assert {held.ended for held in again.sides.values()} == {Status.SUCCEEDED}

@@ -123,6 +123,15 @@ def test_one_thing_is_one_thing() -> None:
     assert shown.startswith("1 link, 1 live room, ")
 
 
+def test_a_peer_that_sends_and_receives_is_one_peer() -> None:
+    config, one, two = {"backend": "tcp", "inspect": True}, Rank("one", 1), Rank("two", 1)
+    with one.open(config, role="both") as here, two.open(config, role="both") as there:
+        hand_over(here, there, one, two, room=1)
+        hand_over(there, here, two, one, room=2)
+        seen = [(link["ready"], link["peers"]) for link in Looks().add(answers(str(os.getpid())), 1.0)["links"]]
+    assert seen == [(1, 1), (1, 1)]
+
+
 def of(look: dict[str, Any]) -> dict[str, dict[str, Any]]:
     assert look["silent"] == []
     return {each["role"]: each for each in look["links"]}

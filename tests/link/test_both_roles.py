@@ -40,6 +40,7 @@ def test_one_id_goes_both_ways_at_once() -> None:
             ("decode", "two"),
             ("prefill", "two"),
         ]
+        assert seen["peers"] == {there.name: "attached, ready"}, "one peer, and its state in each role"
 
 
 @pytest.mark.parametrize(("sends", "receives"), [("prefill", "both"), ("both", "decode"), ("both", "both")])

@@ -30,11 +30,44 @@ def test_an_earlier_use_was_given_up_before_prefill_opened_it(pair: Pair) -> Non
         early.failed()
         time.sleep(0.1)  # prefill hears of it
         assert "the user left" in pair.send(case, to="decode").failed()
-        receiving = pair.receive(case)
-        time.sleep(0.1)  # prefill is asked before it opens the room
         sending = pair.send(case)
         pair.push(sending, case)
-        pair.ended(case, receiving, sending)
+        pair.ended(case, pair.receive(case), sending)
+
+
+@TCP
+@pytest.mark.parametrize("asks", ["before", "after"])
+@pytest.mark.parametrize("said", [({"sole": True}, {}), ({}, {"to": "decode"})], ids=["sole", "to"])
+def test_prefill_never_knew_of_the_use_that_decode_gave_up(
+    pair: Pair, said: tuple[dict[str, bool], dict[str, str]], asks: str
+) -> None:
+    """Then both use the id. Nobody can tell which use prefill's room is for: both are told, long before a deadline."""
+    pair.run()
+    receives, sends = said
+    case = pair.case()
+    early = pair.receive(case, **receives)
+    until(lambda: pair.prefill.snapshot()["load"]["pending_requests"] == 1)
+    early.abort("the user left")
+    assert early.wait(quiesced=True).quiesced
+    until(lambda: pair.prefill.snapshot()["load"]["pending_requests"] == 0)
+    if asks == "before":
+        receiving = pair.receive(case, **receives)
+        until(lambda: pair.prefill.snapshot()["load"]["pending_requests"] == 1)
+        sending = pair.send(case, **sends)
+        assert sending.why().code == "room.reused"
+    else:
+        sending = pair.send(case, **sends)
+        assert "the user left" in sending.failed()
+        receiving = pair.receive(case, **receives)
+    reason = receiving.why()
+    assert reason.code == "room.reused"
+    assert "attempt" in reason.hint
+    assert receiving.wait(quiesced=True).quiesced
+    late = pair.send(case, **sends)  # of the use that decode was refused
+    assert late.why().code == "room.reused"
+    last = pair.send(case, **sends)
+    pair.push(last, case)
+    pair.ended(case, pair.receive(case, **receives), last)
 
 
 @TCP

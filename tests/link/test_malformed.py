@@ -114,7 +114,7 @@ def test_noise(link: LinkHandle) -> None:
     assert set(link.snapshot()["dropped_frames"]) <= {"wire.frames", "wire.kind", "wire.body", "wire.sender"}
 
 
-def test_messages_that_are_almost_right(link: LinkHandle) -> None:
+def test_messages_that_are_almost_right(link: LinkHandle, pair: Pair) -> None:
     """From a stranger, who has not introduced himself."""
     order = random.Random(2)
     before = link.snapshot()
@@ -130,10 +130,10 @@ def test_messages_that_are_almost_right(link: LinkHandle) -> None:
         peers.until(lambda: dropped(link) > FRAMES // 4)
         peers.until(lambda: link.snapshot()["rooms"] == before["rooms"])
     after = link.snapshot()
-    # Peers that no room needs are forgotten after a while. The one of the room that is open here stays.
-    assert {**before["peers"], **after["peers"]} == before["peers"]
-    lost = before["peers"].keys() - after["peers"].keys()
-    assert {before["peers"][each] for each in lost} <= {"refused", "greeting"}
+    # Peers of earlier tests, which no room needs, may change and be forgotten meanwhile. Nobody has come.
+    assert after["peers"].keys() <= before["peers"].keys()
+    friend = pair.decode.name if link is pair.prefill else pair.prefill.address
+    assert after["peers"][friend] == before["peers"][friend] == ("attached" if link is pair.prefill else "ready")
     assert after["quarantined"] == []
 
 

@@ -31,8 +31,9 @@ from pythonjsonlogger.json import JsonFormatter
 
 import statelink
 from statelink import state
+from statelink.backend import DIRECT, ReceiveHook, SendHook, Strategy
 from statelink.errors import ConfigError
-from statelink.registry import plugin_manager
+from statelink.registry import load_backend, plugin_manager
 
 if TYPE_CHECKING:
     from tests.registry.sites import Site
@@ -137,6 +138,35 @@ def test_prometheus_exports_what_the_link_counts() -> None:
         plain = generate_latest(REGISTRY).decode()
         assert plain.count("# TYPE statelink_rooms_total counter") == 1, "two links of a process are one family"
     assert exposed() == {}
+
+
+class Held(Strategy):
+    """Moves directly, and says that it has memory of its own."""
+
+    name = "held"
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+
+    def snapshot(self) -> dict[str, int]:
+        return {"bytes": self.nbytes, "waiting": 1}
+
+    def sender(self) -> SendHook:
+        return DIRECT.sender()
+
+    def receiver(self) -> ReceiveHook:
+        return DIRECT.receiver()
+
+
+def test_the_memory_of_strategies_with_one_name_is_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are equal, and yet each has memory of its own."""
+    monkeypatch.setattr(load_backend("tcp"), "strategies", {"kv": Held(1000), "aux": Held(234), "*": Held(1)})
+    kv, rows = _memory["p"], np.zeros((4, 64), np.uint8)
+    made = state.describe("p", [state.kv_pages({0: (kv[0], kv[1])}, heads=2), state.aux_rows({"rows": rows})])
+    config = {"role": "prefill", "backend": "tcp", "telemetry": {"prometheus": {}}, "inspect": False}
+    with statelink.open(config, made) as link:
+        assert link.snapshot()["strategies"] == {"held": {"bytes": 1234, "waiting": 2}}
+        assert value(exposed()["statelink_strategy_bytes"], link=link.name, strategy="held", kind="bytes") == 1234
 
 
 def test_counters_begin_at_zero_where_their_labels_are_known() -> None:

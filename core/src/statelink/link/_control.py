@@ -50,8 +50,8 @@ class Role(Protocol):
     def ranks(self, now: float) -> list[dict[str, Any]]:
         """The ranks of the other side: state, age and when each was last heard. Any thread."""
 
-    def snapshot(self) -> dict[str, str]:
-        """The state of each peer. Any thread."""
+    def snapshot(self) -> dict[str, tuple[str, list[str]]]:
+        """The state of each peer, and the link names of its ranks, as far as they are known. Any thread."""
 
     def load(self) -> dict[str, int]:
         """Numbers of the things that are kept beside the rooms. Any thread."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ._diagnostics import seconds_since
 from ._status import ENDED, Status
 
 if TYPE_CHECKING:
+    from statelink.backend import Strategy
+
     from ._context import Context
-    from ._control import Control
+    from ._control import Control, Role
     from ._room import RoomState
     from ._room_table import RoomTable
 
@@ -28,7 +31,6 @@ def snapshot(context: Context, table: RoomTable, control: Control) -> dict[str, 
     rooms = [state for state, _ in table.all()]
     held, quarantined = _held(rooms)
     ranks = [rank for role in control.roles for rank in role.ranks(now)]
-    peers = {name: state for role in control.roles for name, state in role.snapshot().items()}
     load = {name: count for role in control.roles for name, count in role.load().items()}
     busy = sorted((room for room in rooms if not room.over), key=lambda room: room.opened)
     return {
@@ -42,7 +44,7 @@ def snapshot(context: Context, table: RoomTable, control: Control) -> dict[str, 
         "instance": context.inventory.instance,
         "rank": context.inventory.rank,
         "memory": {kind: dict(known) for kind, known in context.memory.items()},
-        "peers": peers,
+        "peers": _peers(control.roles),
         "ranks": ranks[:MOST],
         "rooms": {status.name.lower(): sum(room.status is status for room in rooms) for status in Status},
         "oldest": [_room(room, now) for room in busy[:MOST]],
@@ -50,14 +52,34 @@ def snapshot(context: Context, table: RoomTable, control: Control) -> dict[str, 
         "given_back": [room.room for room in table.unproven()[-MOST:]],
         "quarantined_bytes": dict(quarantined),
         "held_bytes": dict(held),
-        "strategies": {
-            each.name: dict(numbers) for each in set(context.strategies.values()) if (numbers := each.snapshot())
-        },
+        "strategies": _strategies(context.strategies.values()),
         "totals": table.totals(),
         "load": {**table.load(), **context.workers.waiting(), **load},
         "dropped_frames": dict(context.channel.dropped),
         "refused_keys": context.channel.refused,
     }
+
+
+def _peers(roles: Iterable[Role]) -> dict[str, str]:
+    """The state of each peer. One that a link of both roles knows in both has both states, under its link name."""
+    found: dict[str, str] = {}
+    for role in roles:
+        for name, (state, ranks) in role.snapshot().items():
+            known = bool(ranks) and all(rank in found for rank in ranks)
+            for each in ranks if known else [name]:
+                found[each] = f"{found[each]}, {state}" if each in found else state
+    return found
+
+
+def _strategies(strategies: Iterable[Strategy]) -> dict[str, dict[str, int]]:
+    """The numbers of strategies, by name. Those of strategies that have one name are added up."""
+    found: dict[str, dict[str, int]] = {}
+    # By identity, because equal strategies may be different objects.
+    for strategy in {id(each): each for each in strategies}.values():
+        for what, number in strategy.snapshot().items():
+            numbers = found.setdefault(strategy.name, {})
+            numbers[what] = numbers.get(what, 0) + number
+    return found
 
 
 def _room(room: RoomState, now: float) -> dict[str, Any]:

@@ -173,7 +173,7 @@ def families(snapshots: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     yield gauge("quarantined_bytes", quarantined, waits, lambda seen: _flat(seen["quarantined_bytes"]))
     given_back = "Rooms whose memory was given back without proof."
     yield counter("given_back_rooms", given_back, ("role", "by"), _given_back)
-    yield gauge("peers", "Peers by state.", ("state",), lambda seen: _flat(Counter(seen["peers"].values())))
+    yield gauge("peers", "Peers by state.", ("state",), _peers)
     yield gauge("load", "What waits, and records of earlier rooms.", ("kind",), lambda seen: _flat(seen["load"]))
     dropped = "Frames that were dropped."
     yield counter("dropped_frames", dropped, ("code",), lambda seen: _flat(seen["dropped_frames"]))
@@ -224,6 +224,11 @@ def _moved(seen: Mapping[str, Any]) -> Rows:
         for component, transports in components.items():
             for transport, nbytes in transports.items():
                 yield (role, component, transport), nbytes
+
+
+def _peers(seen: Mapping[str, Any]) -> Rows:
+    """A peer of a link of the role ``both`` may have a state in each of its roles, and counts in both."""
+    return _flat(Counter(state for states in seen["peers"].values() for state in states.split(", ")))
 
 
 def _strategies(seen: Mapping[str, Any]) -> Rows:

@@ -50,7 +50,9 @@ class Looks:
 
 
 def _plain(seen: dict[str, Any]) -> dict[str, Any]:
-    states = [rank["state"] for rank in seen["ranks"]]
+    states: dict[str, list[str]] = {}  # a peer of a link of the role `both` may have a state in each of its roles
+    for rank in seen["ranks"]:
+        states.setdefault(rank["peer"], []).append(rank["state"])
     return {
         "link": seen["link"],
         "instance": seen["instance"],
@@ -58,7 +60,7 @@ def _plain(seen: dict[str, Any]) -> dict[str, Any]:
         "role": seen["role"],
         "backend": seen["backend"],
         "peers": len(states),
-        "ready": sum(state in READY for state in states),
+        "ready": sum(READY.issuperset(each) for each in states.values()),
         "rooms": sum(count for status, count in seen["rooms"].items() if status not in ENDED),
         "held_bytes": sum(seen["held_bytes"].values()),
         "quarantined_bytes": sum(seen["quarantined_bytes"].values()),

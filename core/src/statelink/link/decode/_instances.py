@@ -426,6 +426,9 @@ class Instances:
             for rank in list(instance.ranks.values())
         ]
 
-    def snapshot(self) -> dict[str, str]:
+    def snapshot(self) -> dict[str, tuple[str, list[str]]]:
         """See `Role.snapshot`."""
-        return {key: each.words for key, each in list(self._instances.items())}
+        return {
+            key: (each.words, [rank.name for rank in list(each.ranks.values())])
+            for key, each in list(self._instances.items())
+        }

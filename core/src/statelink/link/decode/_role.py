@@ -239,7 +239,7 @@ class DecodeRole:
         """See `Role.ranks`."""
         return self._instances.ranks(now)
 
-    def snapshot(self) -> dict[str, str]:
+    def snapshot(self) -> dict[str, tuple[str, list[str]]]:
         """See `Role.snapshot`."""
         return self._instances.snapshot()
 

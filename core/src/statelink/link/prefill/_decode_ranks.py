@@ -332,6 +332,6 @@ class DecodeRanks:
             for rank in self.known
         ]
 
-    def snapshot(self) -> dict[str, str]:
+    def snapshot(self) -> dict[str, tuple[str, list[str]]]:
         """See `Role.snapshot`. Any thread."""
-        return {rank.name: rank.state.value for rank in self.known}
+        return {rank.name: (rank.state.value, [rank.name]) for rank in self.known}

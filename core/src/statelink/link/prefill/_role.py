@@ -215,7 +215,7 @@ class PrefillRole:
         """See `Role.ranks`."""
         return self._ranks.ranks(now)
 
-    def snapshot(self) -> dict[str, str]:
+    def snapshot(self) -> dict[str, tuple[str, list[str]]]:
         """See `Role.snapshot`."""
         return self._ranks.snapshot()
 

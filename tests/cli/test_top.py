@@ -126,8 +126,10 @@ def test_one_thing_is_one_thing() -> None:
 def test_a_peer_that_sends_and_receives_is_one_peer() -> None:
     config, one, two = {"backend": "tcp", "inspect": True}, Rank("one", 1), Rank("two", 1)
     with one.open(config, role="both") as here, two.open(config, role="both") as there:
-        hand_over(here, there, one, two, room=1)
-        hand_over(there, here, two, one, room=2)
+        for source, target in ((here, there), (there, here)):
+            receiving = target.receive(1, source.address, 160, {"kv": range(10)})
+            source.send(1, 160).push({"kv": range(10)})
+            assert receiving.wait(20, quiesced=True) is Status.SUCCEEDED
         seen = [(link["ready"], link["peers"]) for link in Looks().add(answers(str(os.getpid())), 1.0)["links"]]
     assert seen == [(1, 1), (1, 1)]
 

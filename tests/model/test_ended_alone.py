@@ -1,4 +1,4 @@
-"""One side gives a use of an id up, of which the other side never speaks; then both use the id. Nobody waits in vain."""
+"""One side gives a use of an id up, and the other side never speaks of it. The next use waits in vain on no side."""
 
 from __future__ import annotations
 
@@ -106,34 +106,51 @@ def test_both_sides_of_the_next_use_hear_at_once(ranks: tuple[int, int], alone: 
     """
     for seed, sole, named, asks in CASES:
         world = World(Shape(*ranks, owner_fence=True, sole=sole, named=named), random.Random(seed), CALM)
-        prefill, decode = world.living("prefill"), world.living("decode")
         meet(world)
-        end_alone(world, prefill if alone == "prefill" else decode, asks)
-        again = opened(world)
-        if first == "prefill":
-            take_up(world, again, *prefill)
-            if alone == "decode":
-                until(world, lambda a=again: over(a, *prefill), SOON)  # type: ignore[misc]
-            take_up(world, again, *decode)
-        else:
-            take_up(world, again, *decode)
-            heard = alone == "prefill"
-            until(world, lambda a=again, h=heard: over(a, *decode) if h else known(prefill, "pending_requests"))  # type: ignore[misc]
-            take_up(world, again, *prefill)
-        until(world, lambda a=again: over(a, *decode), SOON)  # type: ignore[misc]
+        end_alone(world, world.living(alone), asks)
         if alone == "decode":
-            until(world, lambda a=again: over(a, *prefill), SOON)  # type: ignore[misc]
-            assert set(codes(again, *decode)) <= {"room.reused", "room.aborted"}
-            assert ranks != (1, 1) or codes(again, *decode) == ["room.reused"]
-        elif first == "prefill":  # what one rank is told, its engine tells the others
-            until(world, lambda a=again: any(over(a, each) for each in prefill), SOON)  # type: ignore[misc]
-            assert set(codes(again, *prefill)) <= {"room.reused", ""}
-        elif ranks == (1, 1):
-            late = Request(again.key, again.number, again.tokens)
-            until(world, lambda: not any(each.held for each in decode))
-            take_up(world, late, *decode)
-            until(world, lambda a=again, b=late: over(a, *prefill) and over(b, *decode), SOON)  # type: ignore[misc]
-            assert late.sides[decode[0].address].ended is Status.SUCCEEDED
+            use_after_decode_gave_up(world, prefill_first=first == "prefill")
+        else:
+            use_after_prefill_gave_up(world, prefill_first=first == "prefill")
+
+
+def use_after_decode_gave_up(world: World, *, prefill_first: bool) -> None:
+    prefill, decode = world.living("prefill"), world.living("decode")
+    again = opened(world)
+    if prefill_first:
+        take_up(world, again, *prefill)
+        until(world, lambda: over(again, *prefill), SOON)
+        take_up(world, again, *decode)
+    else:
+        take_up(world, again, *decode)
+        until(world, lambda: known(prefill, "pending_requests"))
+        take_up(world, again, *prefill)
+    until(world, lambda: over(again, *prefill, *decode), SOON)
+    assert set(codes(again, *decode)) <= {"room.reused", "room.aborted"}
+    if len(world.places) == 2:
+        assert codes(again, *decode) == ["room.reused"]
+
+
+def use_after_prefill_gave_up(world: World, *, prefill_first: bool) -> None:
+    prefill, decode = world.living("prefill"), world.living("decode")
+    again = opened(world)
+    if prefill_first:
+        take_up(world, again, *prefill)
+        take_up(world, again, *decode)
+        until(world, lambda: over(again, *decode), SOON)
+        # What one rank of prefill is told, its engine tells the others.
+        until(world, lambda: any(over(again, each) for each in prefill), SOON)
+        assert set(codes(again, *prefill)) <= {"room.reused", ""}
+        return
+    take_up(world, again, *decode)
+    until(world, lambda: over(again, *decode), SOON)
+    take_up(world, again, *prefill)
+    if len(world.places) == 2:
+        until(world, lambda: not decode[0].held)
+        late = Request(again.key, again.number, again.tokens)
+        take_up(world, late, *decode)
+        until(world, lambda: over(again, *prefill) and over(late, *decode), SOON)
+        assert late.sides[decode[0].address].ended is Status.SUCCEEDED
 
 
 def pair(sole: bool, named: bool) -> tuple[World, Process, Process]:

@@ -55,7 +55,6 @@ class Declines:
             until: When to give it up, on the link's clock, if the instance is not ready before.
             for_all: Whether no other decode instance will ask for the room either, as the engine says.
         """
-
         ended = self._context.now()
 
         def tell(instance: Instance) -> None:

@@ -72,6 +72,37 @@ def test_a_rank_is_told_of_each_end_once() -> None:
     assert tombstones.load()["tombstones"] < 20
 
 
+def test_what_ended_rooms_of_prefill_is_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the instance that gave it up, until a room is opened that it may have, and never for too many ids."""
+    monkeypatch.setattr(_tombstones, "REMEMBERED", 100)
+    clock = Clock()
+    tombstones = Tombstones(clock, 120.0)
+
+    def spend(room: int, rank: AskingRank) -> None:
+        tombstones.spend((room, 0), tombstones.give_up((room, 0), rank, room, GONE, True, named=False))
+
+    def spent(room: int, rank: AskingRank) -> bool:
+        return tombstones.spent((room, 0), rank, 60.0) is not None
+
+    other = AskingRank("other.0-1", "other", "", 1)
+    spend(7, RANK)
+    spend(7, other)
+    assert tombstones.load()["gone"] == 1, "one id"
+    assert not spent(7, RANK._replace(key="of somebody else"))
+    tombstones.reopened((7, 0), To(frozenset({"other"}), frozenset()))
+    assert (spent(7, RANK), spent(7, other)) == (True, False)
+    clock.time = 179.0
+    assert spent(7, RANK), "a use of a minute may have begun two minutes after it"
+    clock.time = 181.0
+    assert not spent(7, RANK)
+    tombstones.reopened((7, 0), None)
+    assert not tombstones.any_given_up()
+    for room in range(1, 500):
+        spend(room, RANK)
+    assert tombstones.load()["gone"] == 100
+    assert spent(499, RANK)
+
+
 def test_decode_remembers_what_prefill_may_not_have_met(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_unmet, "REMEMBERED", 10)
     clock = Clock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import Counter
@@ -45,7 +46,8 @@ def _waits() -> int:
     waits = 0
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and thread.native_id is not None:
-            with open(f"/proc/{os.getpid()}/task/{thread.native_id}/status") as file:
+            status = f"/proc/{os.getpid()}/task/{thread.native_id}/status"
+            with contextlib.suppress(FileNotFoundError), open(status) as file:  # it may have ended meanwhile
                 waits += next(int(line.split()[1]) for line in file if line.startswith("voluntary"))
     return waits
 

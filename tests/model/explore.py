@@ -40,6 +40,7 @@ def run(
     takes_back: bool = False,
     crowded: bool = False,
     directory: bool = False,
+    mixed: bool = False,
 ) -> World:
     """One world from its beginning to its end.
 
@@ -52,6 +53,7 @@ def run(
         both: Let every process send and receive.
         takes_back: Let engines take memory of failed rooms back before there is proof; for staged components.
         directory: Let a directory say where an instance is.
+        mixed: Let engines state which request a room is for, and a router mix some of them up.
         crowded: Let many small requests go at once, over a library whose batches may carry several of them.
 
     Raises:
@@ -60,7 +62,7 @@ def run(
     rng = random.Random(seed)
     shape = Shape(rng.randint(1, 2), rng.randint(1, 2), rng.random() < 0.5)
     shape = shape._replace(named=rng.random() < 0.5, reuse=reuse or rng.choice(("", "attempts")), both=both)
-    shape = shape._replace(directory=directory)
+    shape = shape._replace(directory=directory, mixed=mixed)
     shape = shape._replace(sole=rng.random() < 0.5)
     shape = shape._replace(owner_fence=shape.owner_fence and not crowded)
     shape = shape._replace(prompt=shape.owner_fence and rng.random() < 0.5)

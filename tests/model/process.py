@@ -69,7 +69,10 @@ class Held:
         slot: Its slot.
         ended: The status that was seen last, if it is an end.
         reason: The reason that was seen first.
+        content: Which request it is, as its engine states it; ``None`` if it states nothing.
     """
+
+    content: bytes | None = None
 
     def __init__(self, request: Request, handle: Sending | Receiving, use: int) -> None:
         self.request = request
@@ -200,6 +203,10 @@ class Process:
             if not right:
                 owner = held.request if held is not None else "nobody"
                 raise Defect(f"memory of {self.name} for room {room} belongs to {owner}")
+
+    def content_at(self, address: int, nbytes: int) -> bytes | None:
+        """What the engine states of the request to which memory of a pool belongs."""
+        return self.world.users[next(iter(self._owners(address, nbytes)))].content
 
     def use_at(self, address: int, nbytes: int, lease: Lease | None) -> tuple[int, int]:
         """Room and generation of the request that receives into these bytes; zeros if none does."""

@@ -33,6 +33,8 @@ class Shape(NamedTuple):
         directory: Whether decode's engine names an instance, and a directory says where it is, sometimes late.
         takes_back: Whether engines take memory of failed rooms back before there is proof. Then everything is staged,
             so that nobody writes to that memory but the process itself.
+        mixed: Whether engines state which request a room is for, and a router sometimes gives one of them another
+            request under the same id.
     """
 
     prefill: int
@@ -47,6 +49,7 @@ class Shape(NamedTuple):
     prompt: bool = False
     directory: bool = False
     takes_back: bool = False
+    mixed: bool = False
 
 
 REUSE = ("", "attempts", "counted")

@@ -40,6 +40,7 @@ WORLDS = 54
 REUSED_WORLDS = 18
 """The same in which uses of ids are told apart by nothing but their order."""
 BOTH_WORLDS = 12
+MIXED_WORLDS = 24
 JOINT_WORLDS = 16
 DIRECTORY_WORLDS = 10
 """The same in which a directory says where an instance is, sometimes late."""
@@ -94,6 +95,18 @@ def test_worlds_keep_every_rule_and_take_every_step_of_the_tables() -> None:
     assert set(taken) <= listed
     missing = listed - set(taken) - RARE
     assert not missing, f"never happened: {sorted(map(str, missing))}"
+
+
+def test_no_byte_moves_between_different_requests_under_one_id() -> None:
+    """The world compares what both engines state with every block that lands."""
+    counts: Counter[str] = Counter()
+    with running():
+        for seed in range(MIXED_WORLDS):
+            counts.update(run(seed, mixed=True).counts)
+    assert counts["mixed"] > 50, counts
+    for side in ("decode", "prefill"):
+        assert counts[f"{side} room.content"] > 20, counts
+        assert counts[f"{side} succeeded"] > 20, counts
 
 
 @pytest.mark.parametrize(("seed", "staged"), [(2865481616, True)])

@@ -159,6 +159,9 @@ class World:
         named: Any = {"deadline": self.DEADLINE}
         if self.shape.reuse == "attempts":
             named["attempt"] = request.number
+        content, late = self._content(request)
+        if content is not None and not late:
+            named["content"] = content
         if request.sent_by(process):
             to = f"the {self._other(process)}" if self.shape.named else None
             handle = process.link.send(request.room, request.tokens, to=to, **named)
@@ -168,9 +171,19 @@ class World:
         request.taken.add(process.address)
         self._uses += 1
         held = Held(request, handle, self._uses)
+        held.content = content
         self.users[held.use] = held
         self.counts["both ways"] += -request.key in process.held
         process.held[request.key] = request.sides[process.address] = held
+
+    def _content(self, request: Request) -> tuple[bytes | None, bool]:
+        """Which request an engine has under an id, and whether it says so only when it has memory for it."""
+        if not self.shape.mixed:
+            return None, False
+        chance = self.rng.random()
+        self.counts["mixed"] += chance < 0.1
+        content = b"another" if chance < 0.05 else None if chance < 0.1 else f"request {request.number}".encode()
+        return content, self.rng.random() < 0.3
 
     def keep(self, request: Request | None, process: Process) -> None:
         """The engine of a rank knows a request, and has no memory for it yet."""
@@ -200,6 +213,7 @@ class World:
                 if not process.take(held, pages):
                     return
                 process.fill(held)
+                self._state_content(held)
             if held.pushed >= request.tokens:
                 return
             # One more chunk, which ends on a page or at N.
@@ -215,7 +229,13 @@ class World:
             if not process.take(held, pages - held.prefix // PAGE):
                 return
             held.accepted = True
+            self._state_content(held)
             held.handle.accept({"kv": held.pages, "mamba": [held.slot]}, prefix=held.prefix)
+
+    @staticmethod
+    def _state_content(held: Held) -> None:
+        if held.content is not None and held.handle.content is None:
+            held.handle.set_content(held.content)
 
     def ended(self, process: Process, held: Held) -> None:
         """An engine saw the end of a request."""
@@ -246,6 +266,10 @@ class World:
                 self._own_space(process, use, lent[side], lease_at(process, address, nbytes), peer)
             else:
                 process.own(address, nbytes, *use, sends=side == 0)
+        if self.shape.mixed and flight.mover.alive and flight.target.alive:
+            here, there = flight.mover.content_at(source, nbytes), flight.target.content_at(target, nbytes)
+            if here != there:
+                raise Defect(f"a byte of {here!r} lands where {there!r} is expected")
 
     @staticmethod
     def _own_space(
@@ -354,6 +378,7 @@ class World:
             Defect: Something has not.
         """
         self.faults = Faults()
+        self.shape = self.shape._replace(mixed=False)
         self.network.cut.clear()
         for process in list(self.places):
             process.paused = False

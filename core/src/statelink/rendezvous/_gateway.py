@@ -153,8 +153,8 @@ class Gateway:
         self._answer = aiohttp.ClientTimeout(total=waits.answer, sock_connect=CONNECT)
         # A watch keeps its connection for itself.
         connector = aiohttp.TCPConnector(limit=0, ssl=login.tls or False)
-        # No proxy of the environment must come between, and no cookie is kept. Nobody unpacks what is compressed, because
-        # the sender chooses how long that becomes.
+        # No proxy of the environment must come between, and no cookie is kept. Nobody unpacks what is compressed,
+        # because the sender chooses how long that becomes.
         self._session = aiohttp.ClientSession(
             connector=connector,
             headers={"Accept-Encoding": "identity"},

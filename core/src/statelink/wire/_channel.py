@@ -42,8 +42,8 @@ UNFINISHED = 128 << 20
 UNFINISHED_UNINTRODUCED = 32 << 20
 """The same limit for all other peers together. It has space for at least two handshakes."""
 MOST_SOCKETS = 4 * MAX_RANKS
-"""Most sockets of ZeroMQ: a connection that is being set up has three, and every rank of an instance is dialled at once.
-The library's own limit, 1,023, would allow 340 ranks."""
+"""Most sockets of ZeroMQ. A connection has three until a message comes, and all ranks of an instance may be silent. The
+library's own limit, 1,023, would allow 340 ranks."""
 MAX_ROUTES = 65536
 """Most peers whose connections are remembered for answers, and most peers whose keys are remembered."""
 HANDSHAKE = 5000

@@ -23,7 +23,7 @@ from click.testing import CliRunner, Result
 from statelink import Keys
 from statelink.backend import RawTransfers, Region
 from statelink.cli import main
-from statelink.cli.bench import FailedError, Local, Pages, Remote
+from statelink.cli.bench import Close, Copy, FailedError, Local, Pages, Remote, Send
 from statelink.errors import ConfigError
 from statelink.registry import load_backend
 from statelink.rendezvous import RendezvousServer
@@ -127,13 +127,13 @@ def test_a_side_that_dies_is_named() -> None:
     side = Local("decode")
     try:
         with pytest.raises(FailedError, match="decode failed: this side has no open link"):
-            side.ask("copy", 60, rounds=1, pages=1, scattered=True)
-        with pytest.raises(FailedError, match="decode failed: KeyError"):
-            side.ask("no such thing", 60)
+            side.ask(Copy(rounds=1, pages=1, scattered=True), 60)
+        with pytest.raises(FailedError, match="decode failed: this side has no open link"):
+            side.ask(Send(first=1, rooms=1, pages=1, scattered=True, lasts=1.0), 60)
         (process,) = (each for each in multiprocessing.active_children() if each.name == "bench-decode")
         process.kill()
         with pytest.raises(FailedError, match="decode has ended: SIGKILL"):
-            side.ask("copy", 60)
+            side.ask(Close(), 60)
     finally:
         side.close()
 
@@ -191,7 +191,7 @@ def test_two_hosts_with_keys(tmp_path: Path) -> None:
         assert plain.exit_code == 1
         assert "its address has no key" in plain.output
         ours = Remote(address, Keys(secret_file=str(tmp_path / "client"), allow_file=str(allowed)))
-        ours.ask("close", 60)
+        ours.ask(Close(), 60)
         second = bench("tcp", "--peer", address, *keys("client"), *cell, "--json")
         assert "another benchmark runs" in measured(second)[0]["error"]
         ours.close()
@@ -356,5 +356,5 @@ def test_a_server_that_has_gone_is_noticed_at_once() -> None:
         server.kill()
         server.communicate()
     with pytest.raises(FailedError, match="has gone: its connection ended"):
-        remote.ask("open", 100)
+        remote.ask(Close(), 100)
     remote.close()

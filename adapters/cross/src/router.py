@@ -30,6 +30,8 @@ DIRECTORY = "/statelink"
 SCHEMA = 1
 FIRST_TOKEN = "statelink_first_token"
 SECONDS = 300.0
+MOST_BYTES = 16 << 20
+"""Most bytes of a request, and of an answer."""
 
 
 class RouteError(Exception):
@@ -192,14 +194,17 @@ def ask(where: str, method: str, path: str, body: Any = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         connection.request(method, path, data, {"Content-Type": "application/json"})
         answer = connection.getresponse()
-        raw = answer.read()
+        raw = answer.read(MOST_BYTES)
     except (OSError, http.client.HTTPException) as error:
         raise RouteError(f"{where}{path} does not answer: {error}") from error
     finally:
         connection.close()
     if answer.status != 200:
         raise RouteError(f"{where}{path} answered {answer.status}: {raw.decode(errors='replace')[:500]}")
-    return json.loads(raw)
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:  # cut after `MOST_BYTES`, no JSON, or nested too deeply
+        raise RouteError(f"{where}{path} answered something else: {error}") from error
 
 
 class Listener(ThreadingHTTPServer):
@@ -227,9 +232,18 @@ def serve(listen: tuple[str, int], make: Callable[[str], SglangToVllm | VllmToSg
                 self._answer(200 if self.path == "/health" else 404, {})
 
         def do_POST(self) -> None:
-            given = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             try:
-                tokens = router.generate(given["prompt"], given["max_tokens"])
+                length = int(self.headers.get("Content-Length", "-1"))
+                if not 0 <= length <= MOST_BYTES:
+                    raise ValueError(f"a body of {length} bytes")
+                given = json.loads(self.rfile.read(length))
+                prompt, count = given["prompt"], given["max_tokens"]
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                self.close_connection = True
+                self._answer(400, {"error": f"no request: {error}"})
+                return
+            try:
+                tokens = router.generate(prompt, count)
             except RouteError as error:
                 self._answer(502, {"error": str(error)})
             else:

@@ -134,6 +134,7 @@ def test_a_prefill_that_answers_no_more_is_gone(server: BootstrapServer, directo
         ({"schema": SCHEMA, "http_port": 1, "instances": []}, "an answer without ranks"),
         ({"schema": SCHEMA, "http_port": 1, "instances": [7]}, "an answer of another kind"),
         ([], "an answer of another kind"),
+        (b"[" * 60_000, "an answer of another kind"),
     ],
 )
 def test_another_server_at_the_port_is_named(directory: Directory, answer: Any, said: str) -> None:
@@ -142,7 +143,7 @@ def test_another_server_at_the_port_is_named(directory: Directory, answer: Any, 
             if answer is None:
                 self.send_error(404)
                 return
-            body = json.dumps(answer).encode()
+            body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -168,6 +169,9 @@ def test_another_server_at_the_port_is_named(directory: Directory, answer: Any, 
         _row(0, dp=(2, 2)),
         {**_row(0), "http_port": True},
         {**_row(0), "ranks": "2"},
+        _row(0, instance="x" * 513),
+        {**_row(0), "address": "x" * 513},
+        _row(0, ranks=4096, dp=(0, 2)),
         _row(0, more=1),
     ],
 )
@@ -177,8 +181,18 @@ def test_a_wrong_row_is_refused_and_the_server_lives(server: BootstrapServer, ro
     put(_at(server), _row(0, 1), 5)
 
 
+def test_many_ranks_with_long_addresses_are_found(server: BootstrapServer, directory: Directory) -> None:
+    """Their answer is longer than a row may be."""
+    ranks = 200
+    for rank in range(ranks):
+        put(_at(server), {**_row(rank, ranks), "address": f"tcp://{'x' * 400}:{rank}"}, 5)
+    found = _wait(lambda: directory.find(_at(server)))
+    assert len(found.instances[0].addresses) == ranks
+
+
 def test_a_body_that_is_no_json_or_too_long_is_refused(server: BootstrapServer) -> None:
-    for body, length in ((b"{", "1"), (b"{}", str(1 << 30))):
+    deep = b"[" * 60_000
+    for body, length in ((b"{", "1"), (b"{}", str(1 << 30)), (deep, str(len(deep)))):
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
         connection.putrequest("PUT", PATH)
         connection.putheader("Content-Length", length)

@@ -9,7 +9,7 @@ import http.client
 import json
 from typing import Any, NamedTuple
 
-from ._server import MAX_BODY, PATH, SCHEMA
+from ._server import MAX_ANSWER, PATH, SCHEMA
 
 __all__ = ["Found", "ask", "generate", "put"]
 
@@ -97,13 +97,13 @@ def _exchange(address: str, method: str, path: str, body: Any, timeout: float) -
         headers = {} if body is None else {"Content-Type": "application/json"}
         connection.request(method, path, None if body is None else json.dumps(body).encode(), headers)
         answer = connection.getresponse()
-        raw = answer.read(MAX_BODY)
+        raw = answer.read(MAX_ANSWER)
     except http.client.HTTPException as error:
         raise ValueError(f"no server of this kind answers at {address}: {type(error).__name__}") from error
     finally:
         connection.close()
     try:
         content = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter if the JSON is nested too deeply
         content = {}
     return answer.status, content if isinstance(content, dict) else {}

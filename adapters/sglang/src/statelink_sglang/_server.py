@@ -25,6 +25,13 @@ SCHEMA = 1
 """Version of the rows and of the answers. Both sides must have the same one; any other is refused."""
 
 MAX_BODY = 1 << 16
+"""Most bytes of a row."""
+MAX_RANKS = 4096
+"""Most ranks of all DP ranks together."""
+MAX_ANSWER = 4 << 20
+"""Most bytes of an answer: 1 KiB for each rank."""
+MAX_NAME = 512
+"""Most characters of an instance's name, and of an address."""
 TIMEOUT = 10.0
 
 
@@ -68,8 +75,12 @@ class Row(NamedTuple):
         if not all(type(value) is kind for value, kind in zip(row, get_type_hints(cls).values(), strict=True)):
             raise ValueError("a value has the wrong type")
         for number, count in ((row.rank, row.ranks), (row.dp_rank, row.dp_size)):
-            if not 0 <= number < count <= 4096:
+            if not 0 <= number < count <= MAX_RANKS:
                 raise ValueError(f"rank {number} of {count}")
+        if row.ranks * row.dp_size > MAX_RANKS:
+            raise ValueError(f"{row.dp_size} instances of {row.ranks} ranks; at most {MAX_RANKS} ranks are listed")
+        if max(len(row.instance), len(row.address)) > MAX_NAME:
+            raise ValueError(f"a name or an address is longer than {MAX_NAME} characters")
         return row
 
 
@@ -165,7 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
             if not 0 <= length <= MAX_BODY:
                 raise ValueError(f"a body of {length} bytes")
             row = Row.read(json.loads(self.rfile.read(length)))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # the latter if the JSON is nested too deeply
             self.close_connection = True
             self._answer(400, {"error": str(error)})
             return

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 import msgspec
 
+from statelink._json import decode_json
 from statelink.errors import TransferError, UnsupportedError
 
 from ._capabilities import Op
@@ -105,9 +106,9 @@ class CopyingBackend(Backend, Generic[PlaceT]):
             TransferError: The descriptor is not that of the peer, or the peer cannot be reached.
         """
         try:
-            found = msgspec.json.decode(descriptor, type=_Descriptor)
-            there: PlaceT = msgspec.json.decode(found.place, type=self.Place)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # also for deep nesting
+            found = decode_json(descriptor, _Descriptor)
+            there: PlaceT = decode_json(found.place, self.Place)
+        except ValueError as error:
             raise self._refused(peer, f"its descriptor does not decode: {error}") from error
         if (found.backend, found.link) != (self.name, peer):
             raise self._refused(peer, f"its descriptor is that of {found.link!r} over {found.backend!r}")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-import msgspec
 
 from statelink.link import ask, sockets
 
@@ -58,7 +57,7 @@ def answers(which: str | None) -> Answers:
     for path in _paths(which):
         try:
             given.append(Answer(path, path.name.partition("-")[0], ask(path)))
-        except (OSError, ValueError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError) as error:
             if which is None and isinstance(error, (FileNotFoundError, ConnectionRefusedError)):
                 continue  # it was closed since its socket was found
             why = error.strerror if isinstance(error, OSError) and error.strerror else error

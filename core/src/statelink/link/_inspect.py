@@ -20,6 +20,8 @@ from typing import Any
 
 import msgspec
 
+from statelink._json import decode_json
+
 __all__ = ["Inspection", "ask", "folders", "sockets"]
 
 log = logging.getLogger("statelink.link")
@@ -69,7 +71,7 @@ def ask(path: Path) -> dict[str, Any]:
             nbytes += len(part)
             if nbytes > MOST_BYTES:
                 raise ValueError(f"{path} answers more than {MOST_BYTES} bytes")
-    return msgspec.json.decode(b"".join(parts), type=dict[str, Any])
+    return decode_json(b"".join(parts), dict[str, Any])
 
 
 class Inspection:

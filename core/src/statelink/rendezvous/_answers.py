@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 __all__ = ["Found", "Granted", "KeptAlive", "Pair", "Refusal", "Token", "Transacted", "Watched"]
+
+
+MOST_WORDS = 200
+"""Most characters of what etcd says that are passed on."""
 
 
 class Header(msgspec.Struct):
@@ -65,7 +71,7 @@ class StreamError(msgspec.Struct):
     @property
     def words(self) -> str:
         """What etcd says."""
-        return self.message.removeprefix("etcdserver: ")
+        return self.message.removeprefix("etcdserver: ")[:MOST_WORDS]
 
 
 class KeptAlive(msgspec.Struct):
@@ -76,9 +82,9 @@ class KeptAlive(msgspec.Struct):
 
 
 class Token(msgspec.Struct):
-    """Proves a user."""
+    """Proves a user. It becomes a header, so it has no character that would end one."""
 
-    token: str
+    token: Annotated[str, msgspec.Meta(pattern=r"\A[!-~]{1,8192}\Z")]
 
 
 class Refusal(msgspec.Struct):
@@ -92,7 +98,7 @@ class Refusal(msgspec.Struct):
     def words(self) -> str:
         """What etcd says."""
         other = self.error if isinstance(self.error, str) else self.error.message
-        return (self.message or other).removeprefix("etcdserver: ")
+        return (self.message or other).removeprefix("etcdserver: ")[:MOST_WORDS]
 
 
 class Event(msgspec.Struct):

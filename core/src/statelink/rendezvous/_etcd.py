@@ -17,7 +17,17 @@ from statelink.errors import Reason
 from statelink.link import StaticRendezvous
 from statelink.wire import MAX_RANKS
 
-from ._gateway import EtcdRefusedError, EtcdSilentError, Gateway, LeaseEndedError, Waits, end_of, unpack
+from ._gateway import (
+    MOST_BYTES,
+    EtcdRefusedError,
+    EtcdSilentError,
+    Gateway,
+    LeaseEndedError,
+    Waits,
+    end_of,
+    key_in,
+    unpack,
+)
 from ._records import Record, Seen, folder_of, key_of, link_of, look
 
 if TYPE_CHECKING:
@@ -254,7 +264,7 @@ class EtcdClient:
         """The keys of an instance with their values, and the revision of that."""
         folder = folder_of(self._cluster.prefix, instance)
         found = await self._gateway.range(folder, end_of(folder), limit=MAX_RANKS)
-        return {unpack(pair.key).decode(): unpack(pair.value) for pair in found.kvs}, found.header.revision
+        return {key_in(pair): unpack(pair.value) for pair in found.kvs}, found.header.revision
 
     async def _follow(self, name: str) -> float:
         """Read what is registered of an instance, and follow the changes until it has to be read again."""
@@ -268,6 +278,11 @@ class EtcdClient:
                         entries.pop(change.key, None)
                     else:
                         entries[change.key] = change.value
+                if (
+                    len(entries) > MAX_RANKS
+                    or sum(len(key) + len(value) for key, value in entries.items()) > MOST_BYTES
+                ):
+                    raise EtcdSilentError(f"it tells more of {name!r:.80} than an instance has", "")
                 self._publish(name, entries)
         except EtcdSilentError as error:  # another member may answer: what is known counts until none does
             log.debug("a watch of etcd broke: %s", error)

@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import msgspec
+from statelink._json import decode_json
+from statelink.wire import MAX_RANKS
 
 from ._answers import Found, Granted, KeptAlive, Pair, Refusal, Token, Transacted, Watched
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 __all__ = [
+    "MOST_BYTES",
     "Change",
     "EtcdRefusedError",
     "EtcdSilentError",
@@ -28,14 +30,17 @@ __all__ = [
     "Login",
     "Waits",
     "end_of",
+    "key_in",
     "pack",
     "unpack",
 ]
 
 CONNECT = 2.0
 """Seconds that a member of the cluster may take to connect."""
-MOST_LINE = 16 << 20
-"""Most bytes of one message of a watch."""
+MOST_BYTES = 16 << 20
+"""Most bytes of an answer, and of one message of a watch: 4 KiB for each rank of the largest instance."""
+MOST_OBJECTS = 4 * MAX_RANKS
+"""Most objects of JSON in them: a rank has at most three. Each takes memory and time while the process stands still."""
 LEADERLESS = "does the cluster have a leader?"
 CANCELLED, UNKNOWN, INVALID, DEADLINE, NOT_FOUND, INTERNAL, UNAVAILABLE, UNAUTHENTICATED = 1, 2, 3, 4, 5, 13, 14, 16
 """Status codes of gRPC that the gateway passes on."""
@@ -99,6 +104,15 @@ def unpack(text: str) -> bytes:
         raise _foreign(str(error)) from error
 
 
+def key_in(pair: Pair) -> str:
+    """The key of a pair. Bytes that are no text, which anybody may have written, are shown as escapes.
+
+    Raises:
+        EtcdSilentError: It is no gateway of etcd that answers.
+    """
+    return unpack(pair.key).decode(errors="backslashreplace")
+
+
 def end_of(prefix: str) -> str:
     """The end of the range of all keys that begin with ``prefix``."""
     return prefix[:-1] + chr(ord(prefix[-1]) + 1)
@@ -139,9 +153,15 @@ class Gateway:
         self._answer = aiohttp.ClientTimeout(total=waits.answer, sock_connect=CONNECT)
         # A watch keeps its connection for itself.
         connector = aiohttp.TCPConnector(limit=0, ssl=login.tls or False)
-        # No proxy of the environment must come between, and no cookie is kept.
+        # No proxy of the environment must come between, and no cookie is kept. Nobody unpacks what is compressed,
+        # because the sender chooses how long that becomes.
         self._session = aiohttp.ClientSession(
-            connector=connector, trust_env=False, cookie_jar=aiohttp.DummyCookieJar(), timeout=self._answer
+            connector=connector,
+            headers={"Accept-Encoding": "identity"},
+            trust_env=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            timeout=self._answer,
         )
 
     async def close(self) -> None:
@@ -219,10 +239,15 @@ class Gateway:
         headers = {**self._headers(), "Grpc-Metadata-hasleader": "true"}
         try:
             async with self._session.post(
-                f"{self._members[0]}/v3/watch", json={"create_request": request}, headers=headers, timeout=timeout
+                f"{self._members[0]}/v3/watch",
+                json={"create_request": request},
+                headers=headers,
+                timeout=timeout,
+                allow_redirects=False,
             ) as response:
+                _check(response)
                 if response.status != 200:
-                    raise self._refusal(response.status, await response.read())
+                    raise self._refusal(response.status, await _body(response))
                 async for line in _lines(response):
                     message = _read(line, Watched)
                     if message.error is not None:
@@ -231,7 +256,7 @@ class Gateway:
                         return  # compacted, or the user may not watch any more: the caller reads the keys again
                     if message.result.events:
                         yield [
-                            Change(unpack(each.kv.key).decode(), unpack(each.kv.value) if each.type == "PUT" else None)
+                            Change(key_in(each.kv), unpack(each.kv.value) if each.type == "PUT" else None)
                             for each in message.result.events
                         ]
         except self._aiohttp.SocketTimeoutError:
@@ -269,8 +294,11 @@ class Gateway:
     async def _send(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[int, bytes]:
         """Ask one member; the HTTP status and the body of its answer."""
         try:
-            async with self._session.post(f"{self._members[0]}{path}", json=body, headers=headers) as response:
-                return response.status, await response.read()
+            async with self._session.post(
+                f"{self._members[0]}{path}", json=body, headers=headers, allow_redirects=False
+            ) as response:
+                _check(response)
+                return response.status, await _body(response)
         except (self._aiohttp.ClientError, asyncio.TimeoutError) as error:
             raise _silent(error) from error
 
@@ -318,22 +346,49 @@ class _TokenError(EtcdRefusedError):
     """The token is not valid, or not any more."""
 
 
+def _check(response: aiohttp.ClientResponse) -> None:
+    """Refuse an answer that is to be asked for elsewhere, or to be unpacked."""
+    if 300 <= response.status < 400:
+        raise _foreign(f"it sends this link elsewhere (HTTP status {response.status})")
+    coding = response.headers.get("Content-Encoding", "identity")
+    if coding != "identity":
+        raise _foreign(f"its answer is compressed ({coding:.40})")
+
+
+async def _body(response: aiohttp.ClientResponse) -> bytes:
+    """The whole body."""
+    body = bytearray()
+    async for part in response.content.iter_any():
+        _extend(body, part)
+    return bytes(body)
+
+
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     """The lines of a body that does not end."""
-    rest = b""
+    line = bytearray()
     async for part in response.content.iter_any():
-        *lines, rest = (rest + part).split(b"\n")
-        if len(rest) > MOST_LINE:
-            raise _foreign(f"a message of more than {MOST_LINE} bytes")
-        for line in filter(None, lines):
-            yield line
+        *ends, rest = part.split(b"\n")
+        for end in ends:
+            _extend(line, end)
+            if line:
+                yield bytes(line)
+            line.clear()
+        _extend(line, rest)
+
+
+def _extend(held: bytearray, part: bytes) -> None:
+    held += part
+    if len(held) > MOST_BYTES:
+        raise _foreign(f"a message of more than {MOST_BYTES} bytes")
 
 
 def _read(raw: bytes, kind: type[Answer]) -> Answer:
     """An answer. The gateway writes 64-bit numbers as texts, and leaves out what is zero."""
+    if raw.count(b"{") > MOST_OBJECTS:
+        raise _foreign(f"a message of more than {MOST_OBJECTS} objects")
     try:
-        return msgspec.json.decode(raw, type=kind, strict=False)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # also for deep nesting
+        return decode_json(raw, kind, strict=False)
+    except ValueError as error:
         raise _foreign(str(error)) from error
 
 

@@ -10,13 +10,12 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
-import msgspec
-
 from statelink import wire
+from statelink._json import decode_json
 from statelink.errors import PeerError
 
 from ._cluster import Cluster, is_etcd
-from ._gateway import EtcdRefusedError, EtcdSilentError, Gateway, Waits, end_of, unpack
+from ._gateway import EtcdRefusedError, EtcdSilentError, Gateway, Waits, end_of, key_in, unpack
 from ._records import Record, look, root_of
 from ._registry import MAX_ENTRIES
 
@@ -29,6 +28,8 @@ PATIENCE = 3.0
 """Seconds that the server may take for an answer."""
 PAGE = 1000
 """Keys that one question to etcd asks for."""
+MOST_LISTED = 128 << 20
+"""Most bytes of all keys and values in etcd: 2 KiB for each rank."""
 
 
 class Rank(NamedTuple):
@@ -143,15 +144,20 @@ async def _entries(cluster: Cluster, page: int) -> list[tuple[str, bytes]]:
     gateway, where = Gateway(cluster.members, cluster.login, Waits()), f"etcd at {cluster.where}"
     root = root_of(cluster.prefix)
     end, found, key = end_of(root), list[tuple[str, bytes]](), root.encode()
+    nbytes = 0
     try:
         while True:
             answer = await gateway.range(key, end, limit=page)
             for pair in answer.kvs:
-                key = unpack(pair.key)
-                found.append((key.decode(errors="replace").removeprefix(root), unpack(pair.value)))
+                if unpack(pair.key) < key:
+                    raise _silent(where, "its answer is out of order")
+                key, value = unpack(pair.key) + b"\0", unpack(pair.value)
+                nbytes += len(key) + len(value)
+                found.append((key_in(pair).removeprefix(root), value))
+            if len(found) > MAX_ENTRIES or nbytes > MOST_LISTED:
+                raise _silent(where, f"it lists more than {MAX_ENTRIES} ranks, or {MOST_LISTED} bytes")
             if not answer.more or not answer.kvs:
                 return found
-            key += b"\0"
     except EtcdSilentError as error:
         raise _silent(where, str(error), error.hint) from error
     except EtcdRefusedError as error:
@@ -170,9 +176,9 @@ def _ranks(entries: Iterable[tuple[str, bytes]]) -> Iterator[Rank]:
     """The entries that can be read."""
     for key, value in entries:
         try:
-            record = msgspec.json.decode(value, type=Record)
+            record = decode_json(value, Record)
             yield Rank(int(key.rpartition("/")[2]), record.address, record.link)
-        except (ValueError, msgspec.MsgspecError, RecursionError):  # also for deep nesting
+        except ValueError:
             continue
 
 

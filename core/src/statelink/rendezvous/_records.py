@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from statelink._json import decode_json
 from statelink.errors import ConfigError
 from statelink.wire import MAX_RANKS, Endpoint, parse_endpoint
 
@@ -71,8 +72,8 @@ def key_of(prefix: str, instance: str, rank: int) -> str:
 def link_of(value: bytes) -> str:
     """The link that wrote an entry; empty if no link did."""
     try:
-        return msgspec.json.decode(value, type=Record).link
-    except (ValueError, msgspec.MsgspecError, RecursionError):  # also for deep nesting
+        return decode_json(value, Record).link
+    except ValueError:
         return ""
 
 
@@ -86,10 +87,10 @@ def look(entries: Mapping[str, bytes]) -> Seen:
     for key, value in entries.items():
         name = key.rpartition("/")[2]
         try:
-            record = msgspec.json.decode(value, type=Record)
+            record = decode_json(value, Record)
             rank = int(name)
             found[rank] = parse_endpoint(record.address), record.ranks
-        except (ValueError, msgspec.MsgspecError, RecursionError, ConfigError) as error:
+        except (ValueError, ConfigError) as error:
             return Seen(None, len(entries), 0, f"the entry of rank {name:.16} is not one of Statelink ({error!s:.80})")
     if not found:
         return Seen(None, 0, 0)

@@ -20,8 +20,9 @@ from ._frames import Frames, Watch
 from ._hosts import is_interface, numeric
 from ._limits import MAX_FRAME, SMALL, limit_of
 from ._messages import KINDS, Hello
-from ._open_files import check_descriptors
+from ._open_files import check_descriptors, check_dials
 from ._parts import PART, Parts, cut
+from ._rendezvous import MAX_RANKS
 from ._security import Endpoint, Gate, check_dial, check_listen, host_of, parse_endpoint, unbound
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ UNFINISHED = 128 << 20
 """Most bytes of unfinished messages in parts, of all peers together that have introduced themselves."""
 UNFINISHED_UNINTRODUCED = 32 << 20
 """The same limit for all other peers together. It has space for at least two handshakes."""
+MOST_SOCKETS = 4 * MAX_RANKS
+"""Most sockets of ZeroMQ. A connection has three until a message comes, and all ranks of an instance may be silent. The
+library's own limit, 1,023, would allow 340 ranks."""
 MAX_ROUTES = 65536
 """Most peers whose connections are remembered for answers, and most peers whose keys are remembered."""
 HANDSHAKE = 5000
@@ -96,6 +100,8 @@ class Channel:
         self._owners: OrderedDict[str, str] = OrderedDict()
         self._parts, self._unintroduced = Parts(UNFINISHED), Parts(UNFINISHED_UNINTRODUCED)
         self._context: zmq.Context[Any] = zmq.Context()
+        if listen:  # a link; a client of the rendezvous server dials one address, and saves the memory of the table
+            self._context.max_sockets = MOST_SOCKETS
         self._gate = Gate(self._context, keys.allow) if keys else None
         self._router = self._socket(zmq.ROUTER)
         if keys is not None:
@@ -177,6 +183,17 @@ class Channel:
         trouble = self.trouble(str(endpoint))
         self.hang_up(str(endpoint))
         self.dial(endpoint, trouble)
+
+    def undialled(self, addresses: Iterable[str]) -> list[str]:
+        """Those addresses to which no connection is open or being set up, each once.
+
+        Raises:
+            ConfigError: The process has too few file descriptors left to dial them all. Nothing was opened.
+        """
+        missing = [address for address in dict.fromkeys(addresses) if address not in self._dialled]
+        if missing:
+            check_dials(len(missing))
+        return missing
 
     def dial(self, endpoint: Endpoint, before: Trouble | None = None) -> None:
         """Open a connection in the background. It is repaired by itself when the other side comes back.

@@ -25,6 +25,7 @@ from .._plots import picture_path
 from .._words import duration, size
 from ._ends import End, Local, Remote
 from ._measure import Cell, Found, Plan, measure
+from ._messages import MOST_BLOCKS
 from ._server import Server
 from ._show import draw, plain, table
 
@@ -61,7 +62,7 @@ def _bytes(value: str | int) -> int:
 @click.option(
     "--blocks",
     "counts",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MOST_BLOCKS),
     multiple=True,
     default=(1, 64, 1024),
     show_default=True,
@@ -81,7 +82,9 @@ def _bytes(value: str | int) -> int:
     "--option", "-o", "pairs", multiple=True, metavar="KEY=VALUE", help="Set an option of the backend, if it is one."
 )
 @click.option("--memory", default="dram", show_default=True, help="Move memory of this kind, such as cuda:0 or npu:0.")
-@click.option("--allocator", default="", metavar="MODULE:NAME", help="Allocate memory of a device with this function.")
+@click.option(
+    "--allocator", default="", metavar="MODULE:NAME", help="Allocate memory of a device here with this function."
+)
 @click.option("--host", default="", help="Tell the other host this address of this one; found out by default.")
 @click.option("--secret-file", default="", help="Read this host's secret key from this file.")
 @click.option("--allow-file", default="", help="Let in the public keys of this file, or of the *.pub files of it.")
@@ -125,7 +128,7 @@ def bench(
     if listen:
         if names or peer:
             raise click.UsageError("--serve takes no BACKEND and no --peer")
-        _serve(listen, host, _keys(named), named, insecure, most, as_json)
+        _serve(listen, host, _keys(named), named, insecure, allocator, most, as_json)
         return
     if not names:
         raise click.UsageError("name at least one BACKEND; `statelink backends` lists them")
@@ -233,12 +236,13 @@ def _serve(
     keys: Keys | None,
     named: dict[str, Any] | None,
     insecure: bool,
+    allocator: str,
     most: int,
     as_json: bool,
 ) -> None:
     at = host or host_of(parse_endpoint(listen).address)
     config = _config(at, named, insecure)
-    server = Server(listen, advertise=host, keys=keys, insecure=insecure, config=config, most=most)
+    server = Server(listen, advertise=host, keys=keys, insecure=insecure, config=config, allocator=allocator, most=most)
     with _until_signal(server):
         if as_json:
             print_json({"address": server.address})

@@ -11,36 +11,24 @@ from typing import Any, Protocol
 import msgspec
 import zmq
 
+from statelink._json import decode_json
 from statelink.errors import StatelinkError
 from statelink.wire import Dialling, Keys, Trouble, parse_endpoint
 
 from .._alone import ended_with
+from ._messages import MOST_BYTES, Hello, Over, Told
 from ._side import serve
 
-__all__ = ["MOST_BYTES", "End", "FailedError", "Local", "Remote"]
+__all__ = ["End", "FailedError", "Local", "Remote"]
 
-MOST_BYTES = 16 << 20
-"""Largest message of a side."""
 HELLO = 10.0
 """Seconds within which a server answers at all."""
 UNREACHED = 3.0
 """Seconds within which there is a connection to a server."""
 STEP = 100
 """Milliseconds between two looks at the state of a connection."""
-TASKS = {
-    "hello": "say that it is there",
-    "open": "open a link",
-    "send": "send requests",
-    "settle": "say whether its requests have ended",
-    "raw": "start the library by itself",
-    "know": "connect the library by itself",
-    "move": "measure the library by itself",
-    "close": "close its link",
-    "end": "end the benchmark",
-}
-"""What a server is told, in words."""
 SERVER = "Is `statelink bench --serve` running at that address?"
-Told = dict[str, Any]
+Answer = dict[str, Any]
 
 
 class FailedError(StatelinkError):
@@ -52,7 +40,7 @@ class FailedError(StatelinkError):
 class End(Protocol):
     """A side, wherever it is. Used by one thread at a time."""
 
-    def ask(self, what: str, patience: float, **told: Any) -> Told:
+    def ask(self, told: Told, patience: float) -> Answer:
         """Tell it to do something. Blocks until it has answered.
 
         Raises:
@@ -81,27 +69,58 @@ class Local:
         self._process.start()
         theirs.close()  # so that this end notices if the process ends
 
-    def ask(self, what: str, patience: float, **told: Any) -> Told:
+    def ask(self, told: Told, patience: float) -> Answer:
         """See `End.ask`."""
+        self.tell(told)
+        if not self._pipe.poll(patience):
+            self._process.kill()  # what it may still answer must not be taken for the answer to something else
+            raise self.silent(told, patience)
+        return self.answer()
+
+    def tell(self, told: Told) -> None:
+        """Tell it to do something. Does not wait for the answer, which `answer` takes.
+
+        Raises:
+            FailedError: It has ended.
+        """
         try:
-            self._pipe.send_bytes(msgspec.json.encode({"do": what, **told}))
-            if not self._pipe.poll(patience):
-                raise FailedError(f"{self._role} did not answer", cause=f"it was told to {what}, {patience:.0f} s ago")
-            answer = msgspec.json.decode(self._pipe.recv_bytes(), type=dict[str, Any])
+            self._pipe.send_bytes(msgspec.json.encode(told))
+        except OSError as error:
+            raise self._ended() from error
+
+    def fileno(self) -> int:
+        """A descriptor that is readable once there is an answer, or the process has ended."""
+        return self._pipe.fileno()
+
+    def answer(self) -> Answer:
+        """Take the answer. Blocks until there is one.
+
+        Raises:
+            FailedError: It failed, or has ended.
+        """
+        try:
+            raw = self._pipe.recv_bytes()
         except (EOFError, OSError) as error:
-            self._process.join(10)
-            raise FailedError(f"{self._role} has ended", cause=_ended(self._process.exitcode)) from error
-        return _checked(self._role, answer)
+            raise self._ended() from error
+        return _read(self._role, raw)
+
+    def silent(self, told: Told, patience: float) -> FailedError:
+        """The error that says that it has not answered for so many seconds."""
+        return FailedError(f"{self._role} did not answer", cause=f"it was told to {told.task}, {patience:.0f} s ago")
+
+    def _ended(self) -> FailedError:
+        self._process.join(10)
+        return FailedError(f"{self._role} has ended", cause=_ended(self._process.exitcode))
 
     def gone(self) -> FailedError | None:
         """See `End.gone`."""
         status = self._process.exitcode
         return None if status is None else FailedError(f"{self._role} has ended", cause=_ended(status))
 
-    def close(self) -> None:
-        """See `End.close`."""
+    def close(self, patience: float = 10.0) -> None:
+        """See `End.close`. ``patience``: seconds that it gets to close what it has open."""
         self._pipe.close()
-        self._process.join(10)
+        self._process.join(patience)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
@@ -136,16 +155,20 @@ class Remote:
         self._keys, self._dialling, self._met = keys, Dialling(self._socket), False
         self._socket.connect(endpoint.address)
         try:
-            self.ask("hello", hello)
+            self.ask(Hello(), hello)
         except StatelinkError:
             self._leave()
             raise
 
-    def ask(self, what: str, patience: float, **told: Any) -> Told:
+    def ask(self, told: Told, patience: float) -> Answer:
         """See `End.ask`."""
         if gone := self.gone():
             raise gone
-        self._socket.send(msgspec.json.encode({"session": self._session, "do": what, **told}))
+        try:
+            self._socket.send(msgspec.json.encode(msgspec.structs.replace(told, session=self._session)))
+        except zmq.ZMQError as error:
+            cause = "it has not answered what it was told before"
+            raise FailedError(f"{self._where} does not answer", cause=cause) from error
         began = time.monotonic()
         while not self._socket.poll(STEP):
             waited = time.monotonic() - began
@@ -153,9 +176,13 @@ class Remote:
                 raise gone
             unreached = not self._met and waited > UNREACHED and self._dialling.trouble() is not Trouble.MUTE
             if unreached or waited > patience:
-                raise self._silent(f"for {waited:.0f} s it has had to {TASKS.get(what, what)}")
+                raise self._silent(f"for {waited:.0f} s it has had to {told.task}")
+        frames = self._socket.recv_multipart()
+        if len(frames) != 1:
+            raise FailedError(f"{self._where} answers something else", cause=f"{len(frames)} frames", hint=SERVER)
+        answer = _read(self._where, frames[0])
         self._met = True
-        return _checked(self._where, msgspec.json.decode(self._socket.recv(), type=dict[str, Any]))
+        return answer
 
     def _silent(self, told: str) -> FailedError:
         """The error of a server that does not answer."""
@@ -179,7 +206,7 @@ class Remote:
         """See `End.close`."""
         if not self._socket.closed:
             with contextlib.suppress(StatelinkError, zmq.ZMQError):
-                self.ask("end", HELLO)
+                self.ask(Over(), HELLO)
             self._leave()
 
     def _leave(self) -> None:
@@ -188,7 +215,12 @@ class Remote:
         self._context.term()
 
 
-def _checked(who: str, answer: Told) -> Told:
+def _read(who: str, raw: bytes) -> Answer:
+    """An answer that is no failure."""
+    try:
+        answer = decode_json(raw, dict[str, Any])
+    except ValueError as error:
+        raise FailedError(f"{who} answers something else", cause=f"{error!s:.120}", hint=SERVER) from error
     if "error" in answer:
         raise FailedError(f"{who} failed", cause=str(answer["error"]), hint=str(answer.get("hint", "")))
     return answer

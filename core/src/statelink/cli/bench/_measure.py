@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ import msgspec
 import numpy as np
 
 from ._ends import End, FailedError
+from ._messages import MOST_INDICES, Close, Copy, Know, Move, Open, Raw, Receive, Send, Settle
 
 __all__ = ["Cell", "Found", "Plan", "measure"]
 
@@ -119,7 +121,7 @@ class _Run:
     """The measurements of one backend. Room ids are counted up, so that none is used twice."""
 
     def __init__(self, backend: str, options: Mapping[str, Any], plan: Plan, source: End, target: End) -> None:
-        self._common = {"backend": backend, "options": dict(options), "memory": plan.memory}
+        self._backend, self._options = backend, dict(options)
         self._plan, self._source, self._target = plan, source, target
         self._room = 1
         self.transports: set[str] = set()
@@ -136,52 +138,61 @@ class _Run:
         for block, count in self._plan.cells():
             if block != opened:
                 most = max(number for size, number in self._plan.cells() if size == block)
-                told = {**self._common, "block": block, "count": most}
-                address = self._source.ask("open", PATIENCE, **told, config={})["address"]
-                self._target.ask("open", PATIENCE, **told, config=dict(config))
+                told = Open(
+                    block=block,
+                    count=most,
+                    memory=self._plan.memory,
+                    backend=self._backend,
+                    options=self._options,
+                )
+                address = self._source.ask(told, PATIENCE)["address"]
+                self._target.ask(msgspec.structs.replace(told, config=dict(config)), PATIENCE)
                 opened = block
             yield self._cell(block, count, address, host)
         for end in (self._target, self._source):
-            end.ask("close", PATIENCE)
+            end.ask(Close(), PATIENCE)
 
     def _cell(self, block: int, count: int, address: str, host: str) -> Cell:
-        pages = {"pages": count, "scattered": self._plan.scattered}
-        warm = self._receive(WARM, address, pages, compared=True)
-        rounds = min(MOST, max(LEAST, int(self._plan.seconds / max(min(warm), 1e-6))))
-        request = Times.of(self._receive(rounds, address, pages, compared=False))
+        warm = self._receive(WARM, address, count, compared=True)
+        most = min(MOST, MOST_INDICES // count)
+        rounds = min(most, max(LEAST, int(self._plan.seconds / max(min(warm), 1e-6))))
+        request = Times.of(self._receive(rounds, address, count, compared=False))
         assert request is not None
-        raw = self._raw(rounds, pages, host) if self._plan.raw else []
-        copied = self._target.ask("copy", PATIENCE, rounds=rounds, **pages)["seconds"]
+        raw = self._raw(rounds, count, host) if self._plan.raw else []
+        told = Copy(rounds=rounds, pages=count, scattered=self._plan.scattered)
+        copied = self._target.ask(told, PATIENCE)["seconds"]
         return Cell(block=block, count=count, request=request, raw=Times.of(raw), copy=Times.of(copied))
 
-    def _receive(self, rounds: int, address: str, pages: dict[str, Any], *, compared: bool) -> list[float]:
-        patience = PATIENCE + self._plan.seconds
-        told = {"first": self._room, "rooms": rounds, **pages}
+    def _receive(self, rounds: int, address: str, count: int, *, compared: bool) -> list[float]:
+        patience, first, scattered = PATIENCE + self._plan.seconds, self._room, self._plan.scattered
         self._room += rounds
-        self._source.ask("send", PATIENCE, **told, lasts=patience)
-        answer = self._target.ask("receive", patience, **told, peer=address, compared=compared)
-        self._source.ask("settle", patience)
+        send = Send(first=first, rooms=rounds, pages=count, scattered=scattered, lasts=patience)
+        self._source.ask(send, PATIENCE)
+        receive = Receive(first=first, rooms=rounds, pages=count, scattered=scattered, peer=address, compared=compared)
+        answer = self._target.ask(receive, patience)
+        self._source.ask(Settle(), patience)
         self.transports.update(answer["transports"])
         if answer["right"] is False:
             raise FailedError("a request succeeded, and other bytes arrived than were sent", hint="statelink conform")
         return list(answer["seconds"])
 
-    def _raw(self, rounds: int, pages: dict[str, Any], host: str) -> list[float]:
+    def _raw(self, rounds: int, count: int, host: str) -> list[float]:
         """Times of the library by itself. If it cannot be measured, there are none, and ``no_raw`` says why."""
         try:
-            return self._alone(rounds, pages, host)
+            return self._alone(rounds, count, host)
         except FailedError as error:
             self.no_raw = str(error).partition("\nhint:")[0]
             return []
 
-    def _alone(self, rounds: int, pages: dict[str, Any], host: str) -> list[float]:
-        there = self._target.ask("raw", PATIENCE, host=host)
-        if there["raw"] is None or self._source.ask("raw", PATIENCE, host=host)["raw"] is None:
+    def _alone(self, rounds: int, count: int, host: str) -> list[float]:
+        there = self._target.ask(Raw(host=host), PATIENCE)
+        if there["raw"] is None or self._source.ask(Raw(host=host), PATIENCE)["raw"] is None:
             self.no_raw = "the backend has no `raw`"
             return []
-        self._source.ask("know", PATIENCE, raw=there["raw"], at=there["at"], **pages)
-        self._source.ask("move", PATIENCE, rounds=WARM)
-        seconds = self._source.ask("move", PATIENCE + self._plan.seconds, rounds=rounds)["seconds"]
+        raw = base64.b64decode(there["raw"])
+        self._source.ask(Know(raw=raw, at=there["at"], pages=count, scattered=self._plan.scattered), PATIENCE)
+        self._source.ask(Move(rounds=WARM), PATIENCE)
+        seconds = self._source.ask(Move(rounds=rounds), PATIENCE + self._plan.seconds)["seconds"]
         return list(seconds)
 
 

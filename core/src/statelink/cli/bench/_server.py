@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import zmq
 
+from statelink._json import decode_json
 from statelink.errors import ConfigError, StatelinkError
 from statelink.wire import Endpoint, Gate, Keys, host_of, is_loopback, parse_endpoint, unbound
 
-from ._ends import MOST_BYTES, Local
+from ._ends import Local
+from ._messages import MOST_BYTES, REMOTE, Hello, Open, Over, Raw, Told
 
 __all__ = ["Server"]
 
 IDLE = 120.0
 """Seconds after which a benchmark that is silent may be replaced by another."""
 PATIENCE = 120.0
-TELL = frozenset({"open", "send", "settle", "raw", "know", "move", "close"})
-"""What a peer may tell the source side to do."""
+UNREAD = 16
+"""Messages that ZeroMQ holds for one connection before it stops reading from it."""
 LOOK = 500
 """Milliseconds between two looks at the signals of this process."""
 
@@ -34,14 +36,23 @@ class Server:
         keys: Keys that protect it; links get the same. Without, it listens on loopback only, unless ``insecure``.
         insecure: Listen beyond loopback without keys.
         config: Further keys of the configuration of its links.
-        most: Most bytes of memory that a benchmark may ask for.
+        allocator: Allocates memory of a device, for any benchmark; see `statelink._devices.allocate`.
+        most: Most bytes of the blocks of a request.
 
     Raises:
         ConfigError: It would listen beyond loopback without keys, or cannot listen.
     """
 
     def __init__(
-        self, listen: str, *, advertise: str, keys: Keys | None, insecure: bool, config: dict[str, Any], most: int
+        self,
+        listen: str,
+        *,
+        advertise: str,
+        keys: Keys | None,
+        insecure: bool,
+        config: dict[str, Any],
+        allocator: str,
+        most: int,
     ) -> None:
         endpoint = parse_endpoint(listen)
         host = host_of(endpoint.address)
@@ -55,14 +66,15 @@ class Server:
             raise ConfigError(
                 f"{endpoint.address} is no address that the other host can reach", hint="--host names one that it can"
             )
-        self._host, self._config, self._most = advertise or host, config, most
+        self._host, self._config, self._allocator, self._most = advertise or host, config, allocator, most
         self._side: Local | None = None
+        self._asked: _Asked | None = None
         self._session, self._heard = "", 0.0
         self._context: zmq.Context[Any] = zmq.Context()
         self._gate = Gate(self._context, keys.allow) if keys is not None else None
-        self._socket = self._context.socket(zmq.REP)
+        self._socket = self._context.socket(zmq.ROUTER)
         self._socket.linger = 0
-        self._socket.maxmsgsize = MOST_BYTES
+        self._socket.maxmsgsize, self._socket.rcvhwm = MOST_BYTES, UNREAD
         self._socket.ipv6 = ":" in host
         if keys is not None:
             self._socket.curve_server = True
@@ -79,17 +91,20 @@ class Server:
 
     def serve(self) -> None:
         """Answer until the process is interrupted."""
-        poller = zmq.Poller()
-        for each in (self._socket, self._gate.socket if self._gate is not None else None):
-            if each is not None:
-                poller.register(each, zmq.POLLIN)
         while True:
+            watched: list[Any] = [self._socket]
+            if self._gate is not None:
+                watched.append(self._gate.socket)
+            if self._side is not None and self._asked is not None:
+                watched.append(self._side.fileno())
             # With a time limit: a signal that comes just before the wait would not end it.
-            ready = dict(poller.poll(LOOK))
+            ready = [each for each, _ in zmq.zmq_poll([(each, zmq.POLLIN) for each in watched], LOOK)]
             if self._gate is not None and self._gate.socket in ready:
                 self._gate.answer()
+            if self._asked is not None:
+                self._look_at_side(answered=self._side is not None and self._side.fileno() in ready)
             if self._socket in ready:
-                self._socket.send(msgspec.json.encode(self._answer(self._socket.recv())))
+                self._take()
 
     def close(self) -> None:
         """End the side, and stop listening."""
@@ -99,48 +114,106 @@ class Server:
             self._gate.socket.close()
         self._context.term()
 
-    def _answer(self, asked: bytes) -> dict[str, Any]:
+    def _take(self) -> None:
+        """Take one message."""
+        peer, *frames = self._socket.recv_multipart()
+        if len(frames) != 2 or frames[0]:
+            self._answer(peer, {"error": f"no message of a benchmark: {len(frames)} frames"})
+            return
         try:
-            told = msgspec.json.decode(asked, type=dict[str, Any])
-            session, what = str(told.pop("session", "")), str(told.pop("do", ""))
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            return {"error": f"no message of a benchmark: {error}"}
-        now = time.monotonic()
-        if session != self._session:
-            if self._side is not None and now - self._heard < IDLE:
-                return {"error": "another benchmark runs", "hint": "wait until it has ended"}
-            self._end()
-            self._session = session
-        self._heard = now
-        if what == "hello":
-            return {}
-        if what == "end":
-            self._end()
-            return {}
-        return self._tell(what, told)
+            told: Told = decode_json(frames[1], REMOTE)
+        except ValueError as error:
+            self._answer(peer, {"error": f"no message of a benchmark: {error}"})
+            return
+        self._handle(peer, told)
 
-    def _tell(self, what: str, told: dict[str, Any]) -> dict[str, Any]:
-        if what not in TELL:
-            return {"error": f"a benchmark cannot be told to {what!r:.40}"}
-        if what == "open":
-            block, count = told.get("block"), told.get("count")
-            wanted = block * count if isinstance(block, int) and isinstance(count, int) else 0
-            if not 0 < wanted <= self._most:
-                return {"error": f"it would need {wanted} bytes", "hint": f"--most allows {self._most} there"}
-            told["config"] = self._config
-        if what == "raw":
-            told["host"] = self._host
+    def _answer(self, peer: bytes, answer: dict[str, Any]) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # it takes no answers
+            self._socket.send_multipart([peer, b"", msgspec.json.encode(answer)], zmq.NOBLOCK)
+
+    def _handle(self, peer: bytes, told: Told) -> None:
+        now = time.monotonic()
+        if told.session != self._session:
+            if self._asked is not None or (self._side is not None and now - self._heard < IDLE):
+                self._answer(peer, {"error": "another benchmark runs", "hint": "wait until it has ended"})
+                return
+            self._end()
+            self._session = told.session
+        self._heard = now
+        if isinstance(told, (Hello, Over)):
+            if isinstance(told, Over):
+                self._end()
+            self._answer(peer, {})
+        elif self._asked is not None:
+            self._answer(peer, {"error": f"it is still told to {self._asked.told.task}"})
+        else:
+            self._tell(peer, told)
+
+    def _tell(self, peer: bytes, told: Told) -> None:
+        """Pass on to the side what it is told. `_look_at_side` sends the answer."""
+        if isinstance(told, Open):
+            wanted = told.block * told.count
+            if wanted > self._most:
+                self._answer(
+                    peer, {"error": f"it would need {wanted} bytes", "hint": f"--most allows {self._most} there"}
+                )
+                return
+            # What runs here, and where it listens, is for this host to say.
+            told = msgspec.structs.replace(told, config=self._config, memory=(told.memory[0], self._allocator))
+        elif isinstance(told, Raw):
+            told = msgspec.structs.replace(told, host=self._host)
+        self._asked = _Asked(peer, told, time.monotonic() + PATIENCE)
         try:
             if self._side is None:
                 self._side = Local("prefill")
-            return self._side.ask(what, PATIENCE, **told)
+            self._side.tell(told)
         except StatelinkError as error:
-            if what == "open":
-                self._end()
-            return {"error": error.reason.cause or error.reason.what, "hint": error.hint}
+            self._fail(error)
+
+    def _look_at_side(self, *, answered: bool) -> None:
+        """Pass on the side's answer, if it has one. It is ended if it takes too long for it."""
+        assert self._side is not None
+        assert self._asked is not None
+        asked = self._asked
+        try:
+            if answered:
+                answer = self._side.answer()
+                self._asked, self._heard = None, time.monotonic()
+                self._answer(asked.peer, answer)
+            elif time.monotonic() > asked.until:
+                raise self._side.silent(asked.told, PATIENCE)
+        except StatelinkError as error:
+            self._fail(error, end=not answered)
+
+    def _fail(self, error: StatelinkError, *, end: bool = False) -> None:
+        """Say why the side did not do what it was told. A side without a link, or without an answer, is ended."""
+        asked, session = self._asked, self._session
+        assert asked is not None
+        if not end:
+            self._asked = None
+        if end or isinstance(asked.told, Open):
+            self._end()
+            self._session = session
+        self._answer(asked.peer, {"error": error.reason.cause or error.reason.what, "hint": error.hint})
 
     def _end(self) -> None:
-        side, self._side, self._session = self._side, None, ""
+        """End the side: at once if it is busy, because nobody waits for what it does."""
+        side, asked = self._side, self._asked
+        self._side, self._asked, self._session = None, None, ""
         if side is not None:
             with contextlib.suppress(OSError):
-                side.close()
+                side.close() if asked is None else side.close(0.0)
+
+
+class _Asked(NamedTuple):
+    """What the side has been told and has not answered.
+
+    Attributes:
+        peer: Who waits for the answer.
+        told: What it was told.
+        until: When it is taken for dead.
+    """
+
+    peer: bytes
+    told: Told
+    until: float

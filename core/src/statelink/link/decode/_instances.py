@@ -30,6 +30,8 @@ RETRY_REFUSED = 10.0
 RETRY_FOR_ROOM = 1.0
 """Seconds after which a new room has a refused instance tried again, because prefill may have been restarted at the
 same address. Rooms that are opened earlier fail with the reason of the refusal."""
+DIALS = 64
+"""Most addresses that are dialled in one turn, which takes some milliseconds. Rooms and deadlines wait meanwhile."""
 REDIAL = 4
 """Most `Hello` messages that may wait in the connection to a peer that does not answer."""
 
@@ -122,13 +124,20 @@ class Instances:
             self._attaching.plan(instance)
 
     def _dial(self, instance: Instance) -> None:
+        """Dial its addresses, a few in each turn of this thread, and then greet it."""
+        if instance.state is not InstanceState.GREETING:
+            return  # since the turn before
         try:
-            for address in instance.addresses:
+            missing = self._context.channel.undialled(instance.addresses)
+            for address in missing[:DIALS]:
                 self._context.channel.dial(wire.parse_endpoint(address))
         except ConfigError as error:
             self._refuse(instance, error.reason)
             return
-        self._hello(instance)
+        if len(missing) > DIALS:
+            self._context.after(0.0, lambda: self._dial(instance))
+        else:
+            self._hello(instance)
 
     # Handshakes with its ranks, and with the other ranks of this link's own instance.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections import OrderedDict
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from ._sending import SendingState
 
 __all__ = ["Siblings"]
+
+log = logging.getLogger("statelink.link")
 
 REMEMBERED = 65536
 """Most rooms for which this link remembers who asked."""
@@ -96,7 +99,13 @@ class Siblings:
         if not self._addresses:
             self._look()
         inquire = wire.Inquire(sender=self._context.name, room=room.room, attempt=room.attempt)
-        for address in self._unsure(room):
+        unsure = self._unsure(room)
+        try:
+            self._context.channel.undialled(unsure)
+        except ConfigError as error:  # too few files for all of them; the room then stays as it is
+            log.debug("the other ranks of this instance are not asked: %s", error.reason.coded)
+            return
+        for address in unsure:
             try:
                 self._context.channel.dial(wire.parse_endpoint(address))
             except ConfigError:

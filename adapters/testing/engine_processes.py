@@ -124,12 +124,12 @@ class HttpServer(OwnProcess, Generic[AnswerT]):
         raise RuntimeError(f"{self.name} is not ready after {READY_SECONDS:g} s:\n{self.logged()[-6000:]}")
 
     def ask(self, path: str, body: Any = None, timeout: float = ANSWER_SECONDS) -> AnswerT:
-        """GET, or POST with a body.
+        """GET, or POST with a body: bytes as they are, and anything else as JSON.
 
         Raises:
             OSError: It does not answer.
         """
-        data = None if body is None else json.dumps(body).encode()
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data)
         request.add_header("Content-Type", "application/json")
         try:

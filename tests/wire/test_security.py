@@ -49,6 +49,16 @@ def test_addresses_are_read(text: str, address: str, key: str) -> None:
         "udp://host:5000",
         "ipc:///tmp/socket",
         "TCP://host:5000",
+        f"tcp://host:{'9' * 5000}",
+        "tcp://host:٣",
+        "tcp://127.0.0.1:0;10.0.0.9:5000",
+        "tcp://127.0.0.1/.example:5000",
+        "tcp://127.0.0.1#.example:5000",
+        "tcp://127.0.0.1?.example:5000",
+        "tcp://127.0.0.1\0.example:5000",
+        "tcp://ho st:5000",
+        "tcp://h\u00f6st:5000",
+        "tcp://host\ud800:5000",
     ],
 )
 def test_what_is_no_address_is_refused(text: str) -> None:

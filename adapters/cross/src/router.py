@@ -110,9 +110,9 @@ class VllmToSglang:
         """
         asked = {"do_remote_decode": True, "do_remote_prefill": False}
         first = complete(self._prefill, self._model, prompt, 1, asked)
-        given = first.params
-        if given is None:
-            raise RouteError(f"{self._prefill} has nothing to hand over")
+        given = first.params or {}
+        if not given.get("do_remote_prefill"):
+            raise RouteError(f"{self._prefill} has nothing to hand over: {given.get('refused', 'it does not say why')}")
         with self._lock:
             self._instance = Instance(given["remote_engine_id"], tuple(given["peer"]))
         host, _, port = self._here.rpartition(":")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import engine_report
@@ -11,6 +12,8 @@ import pytest
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from support.servers import ServerPair
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -40,6 +43,21 @@ def llama(models: Path) -> Path:
 
     made: Path = make_llama(models / "llama")
     return made
+
+
+@pytest.fixture(scope="session")
+def pair(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPair]:
+    """Two real servers over tcp, which also take texts and conversations. Every test leaves them idle."""
+    from engine_processes import running
+    from support.models import add_tokenizer, make_llama
+    from support.servers import ServerPair
+
+    model = add_tokenizer(make_llama(models / "talking"))
+    texts = ["--no-skip-tokenizer-init"]
+    config = {"backend": "tcp", "verify": "digest"}
+    servers = ServerPair(tmp_path_factory.mktemp("servers"), model, config, prefill=texts, decode=texts)
+    with running(servers) as pair:
+        yield pair
 
 
 @pytest.fixture(scope="session")

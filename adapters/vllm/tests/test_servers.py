@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.servers
-
-
-@pytest.fixture(scope="module")
-def pair(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPair]:
-    folder = tmp_path_factory.mktemp("servers")
-    with running(ServerPair(folder, llama, {"backend": "tcp", "verify": "digest"})) as pair:
-        yield pair
 
 
 @pytest.mark.smoke

@@ -98,6 +98,30 @@ def test_prefill_is_told_of_a_request_that_decode_cannot_receive(worker: WorkerS
     assert worker.settled
 
 
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (FIRST, "the state of request a cannot be received, and kv_load_failure_policy decides"),
+        (ToWorker(send={"a": Send(7, 16, ([3],))}), "the state of request a cannot be sent"),
+    ],
+)
+def test_what_ends_one_request_is_a_warning(
+    worker: WorkerSide, link: Link, caplog: pytest.LogCaptureFixture, step: ToWorker, said: str
+) -> None:
+    log = logging.getLogger("vllm.statelink")
+    error = RoomError("room 7 is in use", code="room.in_use")
+    with (
+        mock.patch.multiple(link, send=mock.Mock(side_effect=error), receive=mock.Mock(side_effect=error)),
+        caplog.at_level(logging.INFO, log.name),
+        mock.patch.object(log, "handle") as handle,
+    ):
+        worker.begin(step)
+    (record,) = [call.args[0] for call in handle.call_args_list]
+    assert record.levelno == logging.WARNING
+    assert said in record.getMessage()
+    assert record.getMessage().endswith("room.in_use: room 7 is in use")
+
+
 def test_prefill_is_told_of_blocks_that_decode_does_not_hold_any_more(worker: WorkerSide, link: Link) -> None:
     worker.begin(ToWorker(receive={"a": Receive(7, PEER, 48, 0, ([3, 0, 5],))}))
     assert [room for room, _, _ in link.declined] == [7]

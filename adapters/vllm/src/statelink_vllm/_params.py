@@ -1,25 +1,42 @@
 """The field ``kv_transfer_params``: what a router passes from prefill to decode, or to both.
 
 A serial router hands prefill's answer to decode as it is. A concurrent one gives both the same ``transfer_id``, and
-decode the name of the prefill instance.
+decode the name of the prefill instance. Any client can write the field, and JSON can hold anything in any place. So
+`wanted` reads every value strictly, and never fails.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from ._options import Options
+    from ._places import Place
 
-__all__ = ["Source", "answer", "content_in", "room_of", "source_of"]
+__all__ = ["Source", "Wanted", "answer", "refusal", "wanted"]
 
-ADDRESS = "tcp://"
-"""A text that begins with this is addresses, and a link dials them. It looks up every other text as a name."""
+ADDRESS = re.compile(
+    r"tcp://(?P<host>[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}(?:%[A-Za-z0-9._-]{1,32})?\])"
+    r":(?P<port>[0-9]{1,5})(?:@[A-Za-z0-9_-]{43})?"
+)
+"""An address of a link. What a client writes is dialled, so nothing else may stand in it: ZeroMQ reads
+``tcp://127.0.0.1:0;10.0.0.9:80`` as the address 10.0.0.9."""
+MOST_ADDRESSES = 512
+"""Most ranks of a prefill instance. Decode opens a connection to each, and they have to leave room for others."""
+LONGEST_NAME = 256
+"""Most characters of the name of an instance."""
+LONGEST_ID = 1024
+"""Most characters of a ``transfer_id``."""
+DIGITS = re.compile(r"[0-9]{1,20}")
+CONTENT = re.compile(r"(?:[0-9a-fA-F]{2}){1,64}")
+IN_LIST = "it is not the first of a list of prompts, and vLLM has one 'kv_transfer_params' for the whole list"
+IN_ANSWERS = "it is not the first of several answers to one prompt ('n'), and the first one receives the state"
 
 
 class Source(NamedTuple):
@@ -34,13 +51,60 @@ class Source(NamedTuple):
     peer: str | tuple[str, ...]
 
 
-def room_of(params: Mapping[str, Any]) -> int:
-    """The id that both servers give a request: from the router's id, or drawn by prefill. 63 bits, and not zero."""
-    transfer = params.get("transfer_id")
-    if transfer is None:
-        return secrets.randbelow((1 << 63) - 1) + 1
-    digest = hashlib.blake2b(str(transfer).encode(), digest_size=8).digest()
-    return (int.from_bytes(digest, "big") >> 1) or 1
+class Wanted(NamedTuple):
+    """What a request wants of this server, as far as the server does it.
+
+    Attributes:
+        source: Where its state comes from; ``None`` if nothing is received.
+        answered: Which request prefill's answer was for; empty if a router passed no such answer on.
+        room: The id under which its state goes to decode; 0 if nothing is sent.
+        known: Whether decode may know the id before this server answers.
+        another: Whether another answer to the same prompt sends the state, under the same id.
+        not_received: Why nothing is received, although the request wants it; empty otherwise.
+        not_sent: The same for what is sent.
+        usual: Whether both are as vLLM's own interface has it, and nobody made a mistake.
+    """
+
+    source: Source | None = None
+    answered: bytes = b""
+    room: int = 0
+    known: bool = False
+    another: bool = False
+    not_received: str = ""
+    not_sent: str = ""
+    usual: bool = False
+
+
+def wanted(params: Any, place: Place, options: Options, secret: bytes) -> Wanted:
+    """Read what a router or a client wrote. Never fails, whatever that is.
+
+    Args:
+        params: The field, decoded from JSON.
+        place: The place of the request in what the client asked for.
+        options: What the operator configured.
+        secret: A key of this process, for ids that several requests work out and no client can guess.
+    """
+    if params is None:
+        return Wanted()
+    if not isinstance(params, Mapping):
+        why = f"they are {_shown(params)}, and no object"
+        return Wanted(not_received=why, not_sent=why)
+    made = Wanted()
+    try:
+        sends, receives = _flag(params, "do_remote_decode"), _flag(params, "do_remote_prefill")
+    except ValueError as error:
+        return Wanted(not_received=str(error), not_sent=str(error))
+    if receives:
+        try:
+            made = _receiving(made, params, place, options)
+        except ValueError as error:
+            made = made._replace(not_received=str(error))
+    if sends:
+        try:
+            made = _sending(made, params, place, options, secret)
+        except ValueError as error:
+            made = made._replace(not_sent=str(error))
+    return made
 
 
 def answer(room: int, engine_id: str, addresses: Sequence[str], content: bytes) -> dict[str, Any]:
@@ -55,64 +119,141 @@ def answer(room: int, engine_id: str, addresses: Sequence[str], content: bytes) 
     }
 
 
-def content_in(params: Mapping[str, Any]) -> bytes:
-    """Which request prefill's answer was for; empty if a router passed no such answer on.
+def refusal(why: str) -> dict[str, Any]:
+    """What a server answers that does not send the state. Decode then computes the prompt, and the router sees why."""
+    return {"do_remote_prefill": False, "do_remote_decode": False, "refused": why}
 
-    Raises:
-        ValueError: It is no content.
-    """
+
+def _receiving(made: Wanted, params: Mapping[str, Any], place: Place, options: Options) -> Wanted:
+    if options.link.role == "prefill":
+        raise ValueError("they have 'do_remote_prefill', and a server with the kv_role 'kv_producer' receives nothing")
+    room, peer, answered = _room(params, place), _peer(params, options), _content(params)
+    if place.prompt and params.get("room") is not None:
+        return made._replace(not_received=IN_LIST, usual=True)
+    if place.answer:
+        return made._replace(not_received=IN_ANSWERS, usual=True)
+    return made._replace(source=Source(room, peer), answered=answered)
+
+
+def _sending(made: Wanted, params: Mapping[str, Any], place: Place, options: Options, secret: bytes) -> Wanted:
+    if options.link.role == "decode":
+        raise ValueError("they have 'do_remote_decode', and a server with the kv_role 'kv_consumer' sends nothing")
+    transfer = _transfer(params)
+    if transfer:
+        return made._replace(room=_shared(transfer, place), known=True, another=place.answer > 0)
+    if place.prompt:
+        return made._replace(not_sent=IN_LIST, usual=True)
+    if not place.several:
+        return made._replace(room=secrets.randbelow((1 << 63) - 1) + 1)
+    # vLLM answers with what the last of them said, so all of them say the same.
+    room = _number(hashlib.blake2b(place.name.encode(errors="surrogatepass"), key=secret, digest_size=8))
+    return made._replace(room=room, known=True, another=place.answer > 0)
+
+
+def _flag(params: Mapping[str, Any], key: str) -> bool:
+    given = params.get(key)
+    if given is not None and not isinstance(given, bool):
+        raise ValueError(f"their {key!r} is {_shown(given)}, and neither true nor false")
+    return bool(given)
+
+
+def _transfer(params: Mapping[str, Any]) -> str:
+    """The router's id of the request; empty if there is none."""
+    given = params.get("transfer_id")
+    if given is None:
+        return ""
+    if isinstance(given, int) and not isinstance(given, bool) and -(1 << 63) <= given < 1 << 64:
+        return str(given)
+    if not isinstance(given, str) or not 0 < len(given) <= LONGEST_ID:
+        raise ValueError(
+            f"their 'transfer_id' is {_shown(given)}, and no text of 1 to {LONGEST_ID} characters, and no whole number"
+        )
+    return given
+
+
+def _shared(transfer: str, place: Place) -> int:
+    """The id of a request that both servers work out from the router's id: each prompt of a list has its own."""
+    salt = place.prompt.to_bytes(8, "big") if place.prompt else b""
+    return _number(hashlib.blake2b(transfer.encode(errors="surrogatepass"), digest_size=8, salt=salt))
+
+
+def _number(digest: hashlib.blake2b) -> int:
+    """63 bits of a digest, and not zero."""
+    return (int.from_bytes(digest.digest(), "big") >> 1) or 1
+
+
+def _room(params: Mapping[str, Any], place: Place) -> int:
+    given = params.get("room")
+    if given is None:
+        transfer = _transfer(params)
+        if not transfer:
+            raise ValueError("they have neither a 'room' nor a 'transfer_id'")
+        return _shared(transfer, place)
+    number = given
+    if isinstance(given, str) and DIGITS.fullmatch(given):
+        number = int(given)
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 < number < 1 << 64:
+        raise ValueError(f"their 'room' is {_shown(given)}, and no whole number above 0 and below 2^64")
+    return number
+
+
+def _content(params: Mapping[str, Any]) -> bytes:
     given = params.get("content")
     if given is None:
         return b""
-    try:
-        return bytes.fromhex(given)
-    except (TypeError, ValueError):
-        raise ValueError(f"its 'content' is {given!r:.80}, and no hexadecimal text") from None
+    if not isinstance(given, str) or not CONTENT.fullmatch(given):
+        raise ValueError(f"their 'content' is {_shown(given)}, and no hexadecimal text of at most 64 bytes")
+    return bytes.fromhex(given)
 
 
-def source_of(params: Mapping[str, Any], options: Options) -> Source:
-    """Read what a router passed to decode.
-
-    Raises:
-        ValueError: It names no prefill server, or one that the configuration does not admit.
-    """
-    room = _room(params)
-    name = params.get("remote_engine_id")
+def _peer(params: Mapping[str, Any], options: Options) -> str | tuple[str, ...]:
     if options.addressed_by_name:
-        if not isinstance(name, str) or not name:
-            raise ValueError("it has no 'remote_engine_id', by which the configuration finds prefill")
-        if name.startswith(ADDRESS):
-            raise ValueError("its 'remote_engine_id' is an address, and the configuration finds prefill by name")
-        return Source(room, name)
+        name = params.get("remote_engine_id")
+        if name is None:
+            raise ValueError("they have no 'remote_engine_id', by which the configuration finds prefill")
+        if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+            raise ValueError(
+                f"their 'remote_engine_id' is {_shown(name)}, and no name of 1 to {LONGEST_NAME} characters"
+            )
+        if name.startswith("tcp://"):
+            raise ValueError("their 'remote_engine_id' is an address, and the configuration finds prefill by name")
+        return name
     given = params.get("peer")
-    addresses = tuple(given) if isinstance(given, (list, tuple)) else ()
-    if not addresses or not all(isinstance(each, str) for each in addresses):
-        raise ValueError("it has no 'peer', a list of addresses, and no prefill server is configured by name")
-    if not options.link.insecure and options.link.keys is None:
-        for each in addresses:
-            if not _on_loopback(each):
-                raise ValueError(f"its 'peer' has {each!r:.80}, and without keys only loopback addresses are admitted")
-    return Source(room, addresses)
-
-
-def _room(params: Mapping[str, Any]) -> int:
-    given = params.get("room")
     if given is None:
-        if params.get("transfer_id") is None:
-            raise ValueError("it has neither a 'room' nor a 'transfer_id'")
-        return room_of(params)
-    try:
-        room = int(given)
-    except (TypeError, ValueError):
-        raise ValueError(f"its 'room' is {given!r:.80}, and no number") from None
-    if not 0 < room < 1 << 64:
-        raise ValueError(f"its 'room' is {room}, and has to be above 0 and below 2^64")
-    return room
+        raise ValueError("they have no 'peer', a list of addresses, and no prefill server is configured by name")
+    if not isinstance(given, (list, tuple)) or not given:
+        raise ValueError(f"their 'peer' is {_shown(given)}, and no list of addresses")
+    if len(given) > MOST_ADDRESSES:
+        raise ValueError(f"their 'peer' has {len(given)} addresses, and at most {MOST_ADDRESSES} are admitted")
+    for each in given:
+        _check_address(each, any_host=options.link.insecure or options.link.keys is not None)
+    addresses = tuple(given)
+    if len(set(addresses)) < len(addresses):
+        raise ValueError("their 'peer' has an address twice")
+    return addresses
 
 
-def _on_loopback(address: str) -> bool:
-    host = urlsplit(address.partition("@")[0]).hostname or ""
+def _check_address(given: Any, *, any_host: bool) -> None:
+    read = ADDRESS.fullmatch(given) if isinstance(given, str) else None
+    if read is None or not 0 < int(read["port"]) < 1 << 16:
+        raise ValueError(f"their 'peer' has {_shown(given)}, and no address (tcp://host:port, tcp://host:port@key)")
+    if not any_host and not _on_loopback(read["host"].strip("[]")):
+        raise ValueError(f"their 'peer' has {_shown(given)}, and without keys only loopback addresses are admitted")
+
+
+def _on_loopback(host: str) -> bool:
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _shown(given: Any) -> str:
+    """A value for a log: on one line, and short, however long it is."""
+    if given is None or isinstance(given, (bool, float)):
+        return json.dumps(given)
+    if isinstance(given, int):
+        return str(given) if abs(given) < 1 << 64 else "a number beyond 64 bits"
+    if isinstance(given, str):
+        return repr(given) if len(given) <= 80 else f"{given[:80]!r}… of {len(given)} characters"
+    return "a list" if isinstance(given, (list, tuple)) else "an object"

@@ -5,7 +5,9 @@ vLLM calls everything here from the thread of the engine core, between steps. No
 
 from __future__ import annotations
 
+import copy
 import logging
+import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +17,8 @@ from ._content import content_of_request
 from ._held import HeldBlocks
 from ._leases import Leases
 from ._messages import Address, FromWorker, Receive, Send, Tables, ToWorker
-from ._params import Source, answer, content_in, room_of, source_of
+from ._params import Source, Wanted, answer, refusal, wanted
+from ._places import place_of
 from ._retries import Retries
 
 if TYPE_CHECKING:
@@ -25,8 +28,15 @@ __all__ = ["SchedulerSide"]
 
 log = logging.getLogger("vllm.statelink")
 
-COMPUTED = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
+COMPUTED = (
+    RequestStatus.FINISHED_LENGTH_CAPPED,
+    RequestStatus.FINISHED_STOPPED,
+    RequestStatus.FINISHED_REPETITION,
+)
 """The final statuses of a request whose whole prompt was computed."""
+
+
+NOTHING = Wanted()
 
 
 class _Loading(NamedTuple):
@@ -51,10 +61,11 @@ class SchedulerSide:
         self._engine_id = engine_id
         self._cache = cache
         self._left_out = left_out
-        self._sends = options.link.role in ("prefill", "both")
-        self._receives = options.link.role in ("decode", "both")
+        self._secret = secrets.token_bytes(16)
         self._next = ToWorker()
         self._addresses: tuple[str, ...] = ()
+        self._wanted: dict[str, Wanted] = {}
+        """What each request wants that came with ``kv_transfer_params``, until it ends. A source is taken once."""
         self._cut: set[str] = set()
         """Requests whose last tokens were left out."""
         self._leases = Leases(options.link.deadline)
@@ -94,12 +105,13 @@ class SchedulerSide:
         On decode, prefill has to keep its state while it waits for blocks. On prefill, its last tokens are left out, if
         decode has to compute them from the state.
         """
-        params = request.kv_transfer_params or {}
         name, left_out = request.request_id, self._left_out
-        source = self._source(request)
-        if source is not None:
-            self._leases.add(name, source)
-        if not (params.get("do_remote_decode") and self._sends and left_out) or name in self._cut:
+        if request.kv_transfer_params is not None and name not in self._wanted:
+            self._read(request)
+        asks = self._wanted.get(name, NOTHING)
+        if asks.source is not None:
+            self._leases.add(name, asks.source)
+        if not (asks.room and left_out) or name in self._cut:
             return
         # A request with logprobs of its prompt loads nothing on decode, which computes all of it.
         if request.num_prompt_tokens <= left_out or request.get_skip_reading_prefix_cache():
@@ -111,6 +123,27 @@ class SchedulerSide:
         request.num_prompt_tokens -= left_out
         request.max_tokens = 1
         self._cut.add(name)
+
+    def _read(self, request: Any) -> None:
+        """Read what a request wants, and say what of it is not done."""
+        name, given = request.request_id, request.kv_transfer_params
+        asks = self._wanted[name] = wanted(given, place_of(request), self._options, self._secret)
+        level, because = (logging.INFO, "") if asks.usual else (logging.WARNING, "kv_transfer_params are no use: ")
+        if asks.not_received:
+            log.log(level, "request %s is computed here: %s%s", name, because, asks.not_received)
+        if asks.not_sent:
+            log.log(level, "the state of request %s is not sent: %s%s", name, because, asks.not_sent)
+        if not isinstance(given, Mapping):
+            request.kv_transfer_params = None  # vLLM itself would take it for a dictionary
+        # vLLM pickles these for its workers, which need no such field. Pickle fails where something is nested hundreds
+        # of times, and the engine would end. Another answer to the same prompt may have the same object: it stays as
+        # it is.
+        params = request.sampling_params
+        if params is not None and params.extra_args:
+            request.sampling_params = copy.copy(params)
+            request.sampling_params.extra_args = {
+                key: value for key, value in params.extra_args.items() if key != "kv_transfer_params"
+            }
 
     # Decode.
 
@@ -137,7 +170,7 @@ class SchedulerSide:
                 tokens - external,
                 tables,
                 content=content_of_request(request, tokens),
-                answered=content_in(request.kv_transfer_params),
+                answered=self._wanted[name].answered,
             )
             self._loading[name] = _Loading(request, tables)
         else:
@@ -145,37 +178,27 @@ class SchedulerSide:
 
     def _source(self, request: Any) -> Source | None:
         """Where the state of a request comes from, if it is to be received and was not yet."""
-        params = request.kv_transfer_params
-        if not self._receives or not params or not params.get("do_remote_prefill"):
-            return None
-        try:
-            content_in(params)
-            return source_of(params, self._options)
-        except ValueError as error:
-            log.warning("request %s is computed here: kv_transfer_params are no use: %s", request.request_id, error)
-            self._drop(request)
-            return None
+        return self._wanted.get(request.request_id, NOTHING).source
 
     def _taken(self, request: Any) -> Source | None:
         """The same, once for each request."""
-        source = self._source(request)
-        if source is not None:
-            self._drop(request)
-        return source
-
-    def _drop(self, request: Any) -> None:
-        """Take no more state for a request."""
-        request.kv_transfer_params["do_remote_prefill"] = False
-        self._leases.drop(request.request_id)
+        name = request.request_id
+        asks = self._wanted.get(name, NOTHING)
+        if asks.source is not None:
+            self._wanted[name] = asks._replace(source=None)
+            self._leases.drop(name)
+        return asks.source
 
     # The end of a request.
 
     def finished(self, request: Any, tables: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
         """A request has ended. Returns whether its blocks have to be held, and the parameters of its answer."""
-        name, params = request.request_id, request.kv_transfer_params or {}
+        name = request.request_id
+        asks = self._wanted.get(name, NOTHING)
         cut = name in self._cut
         self._cut.discard(name)
         source = self._taken(request)
+        self._wanted.pop(name, None)
         if source is not None:  # it never got blocks
             count = self.tokens(request.num_prompt_tokens)
             self._next.receive[name] = Receive(*source, count, why="decode gave the request up before it had memory")
@@ -183,26 +206,31 @@ class SchedulerSide:
             self._next.abort.add(name)
         elif self.retries.drop(name):
             self._next.again.add(name)
-        elif params.get("do_remote_decode") and self._sends:
-            return self._send(request, tables, cut)
+        elif asks.room:
+            return self._send(request, tables, asks, cut)
+        elif asks.not_sent:
+            return False, refusal(asks.not_sent)
         return False, None
 
-    def _send(self, request: Any, tables: tuple[list[int], ...], cut: bool) -> tuple[bool, dict[str, Any] | None]:
-        params, tokens = request.kv_transfer_params, request.num_prompt_tokens
+    def _send(
+        self, request: Any, tables: tuple[list[int], ...], asks: Wanted, cut: bool
+    ) -> tuple[bool, dict[str, Any] | None]:
+        name, tokens = request.request_id, request.num_prompt_tokens
         why = ""
         if request.status not in COMPUTED or request.num_computed_tokens < tokens:
             why = f"prefill did not compute the prompt: {request.status.name}"
         elif self._left_out and not cut:
             why = "the prompt has no state that decode can use"
-        room = room_of(params)
-        if not why:
+        if why:
+            log.info("the state of request %s is not sent: %s", name, why)
+            if asks.known and not asks.another:  # decode may be waiting already
+                self._next.send[name] = Send(asks.room, tokens, why=why)
+            return False, refusal(why)
+        content = content_of_request(request, tokens)
+        if not asks.another:
             moved = self._cache.select_transfer_block_ids(tables)
-            content = content_of_request(request, tokens)
-            self._next.send[request.request_id] = Send(room, tokens, moved, content=content)
-            return True, answer(room, self._engine_id, self._addresses, content)
-        if params.get("transfer_id") is not None:  # decode may be waiting already
-            self._next.send[request.request_id] = Send(room, tokens, why=why)
-        return False, None
+            self._next.send[name] = Send(asks.room, tokens, moved, content=content)
+        return not asks.another, answer(asks.room, self._engine_id, self._addresses, content)
 
     # Each step.
 
@@ -249,7 +277,7 @@ class SchedulerSide:
     @property
     def settled(self) -> bool:
         """Whether nothing is left of any request."""
-        return not (self.busy or self._leases or self._loading or self._cut or self._lacking)
+        return not (self.busy or self._wanted or self._leases or self._loading or self._cut or self._lacking)
 
     @property
     def busy(self) -> bool:

@@ -94,15 +94,22 @@ class WorkerSide:
             try:
                 self._send(name, send)
             except StatelinkError as error:
-                log.error("request %s cannot be sent: %s", name, error.reason.coded)
+                log.warning("the state of request %s cannot be sent: %s", name, error.reason.coded)
                 if send.tables and name not in self._sending:
                     self._results.sent.add(name)
         for name, receive in step.receive.items():
             try:
                 self._receive(name, receive)
             except StatelinkError as error:
-                log.error("request %s cannot be received: %s", name, error.reason.coded)
-                if receive.tables:
+                if not receive.tables:
+                    log.warning("prefill is not told that it need not send request %s: %s", name, error.reason.coded)
+                else:
+                    log.warning(
+                        "the state of request %s cannot be received, and kv_load_failure_policy decides whether its "
+                        "prompt is computed here: %s",
+                        name,
+                        error.reason.coded,
+                    )
                     self._results.received.add(name)
                     self._results.failed.add(name)
                     # Otherwise prefill would hold the request's blocks until its deadline. If the link is closed, no

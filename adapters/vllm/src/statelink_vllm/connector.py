@@ -12,8 +12,9 @@ from ._inventory import Group, Model, describe_cache
 from ._leftovers import Leftovers
 from ._limits import check_server
 from ._messages import Address, FromWorker, Keep, Receive, Send, ToWorker
-from ._options import ALLOWED, read_options
-from ._params import answer, content_in, room_of, source_of
+from ._options import ALLOWED, Options, read_options
+from ._params import Source, Wanted, answer, refusal, wanted
+from ._places import Place, place_of
 from ._seam import differences
 from ._stats import PromMetrics, TransferStats
 from ._worker import WorkerSide
@@ -27,20 +28,24 @@ __all__ = [
     "Keep",
     "Leftovers",
     "Model",
+    "Options",
+    "Place",
     "PromMetrics",
     "Receive",
     "Send",
+    "Source",
     "StatelinkConnector",
     "ToWorker",
     "TransferStats",
+    "Wanted",
     "WorkerSide",
     "answer",
     "check_server",
-    "content_in",
     "content_of_request",
     "describe_cache",
     "differences",
+    "place_of",
     "read_options",
-    "room_of",
-    "source_of",
+    "refusal",
+    "wanted",
 ]

@@ -57,6 +57,15 @@ def define() -> Any:
     kernel("init_cpu_memory_env(SymInt[] nodes) -> ()", lambda nodes: None, without_tensors=True)
     kernel("greedy_argmax(Tensor logits) -> Tensor", lambda logits: torch.argmax(logits, dim=-1))
 
+    def draw(logits: Any, seeds: Any) -> Any:
+        rows = []
+        for row, seed in zip(logits, seeds.tolist(), strict=True):
+            noise = torch.empty_like(row).exponential_(generator=torch.Generator().manual_seed(seed))
+            rows.append(torch.argmax(row - noise.log()))
+        return torch.stack(rows)
+
+    kernel("fused_gumbel_argmax(Tensor logits, Tensor seeds) -> Tensor", draw)
+
     def silu_and_mul(out: Any, gate_and_up: Any) -> None:
         gate, up = gate_and_up.chunk(2, dim=-1)
         torch.mul(functional.silu(gate), up, out=out)

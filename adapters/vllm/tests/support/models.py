@@ -78,6 +78,25 @@ def make_hybrid(folder: Path) -> Path:
     return _save(folder, GraniteMoeHybridForCausalLM(config))
 
 
+def add_tokenizer(folder: Path) -> Path:
+    """Let a model take texts: each word ``t70`` is the token 70, and a conversation is what was said in it."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<pad>", "<bos>", "<eos>", "<unk>"]
+    known = [*special, *(f"t{number}" for number in range(len(special), VOCABULARY))]
+    words = Tokenizer(WordLevel({word: number for number, word in enumerate(known)}, unk_token="<unk>"))
+    words.pre_tokenizer = WhitespaceSplit()
+    made: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=words, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+    )
+    made.chat_template = "{% for message in messages %}{{ message.content }} {% endfor %}"
+    made.save_pretrained(folder)
+    return folder
+
+
 def _save(folder: Path, model: Any) -> Path:
     """Save the model with weights far from zero: a wrong page then changes the tokens."""
     import torch

@@ -53,9 +53,10 @@ class Server(HttpServer[Answer]):
 
     def complete(self, prompt: Sequence[int], count: int, params: dict[str, Any] | None = None) -> Answer:
         """The completion of a prompt of token ids."""
-        return self.ask("/v1/completions", self._body(prompt, count, params))
+        return self.ask("/v1/completions", self.body(prompt, count, params))
 
-    def _body(self, prompt: Sequence[int], count: int, params: dict[str, Any] | None) -> dict[str, Any]:
+    def body(self, prompt: Sequence[int], count: int, params: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The body of such a request."""
         body = completion(self.model, prompt, count)
         return body if params is None else {**body, "kv_transfer_params": params}
 
@@ -64,7 +65,7 @@ class Server(HttpServer[Answer]):
         """A client that asks for a completion and, at the end of the block, goes away without waiting for it."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port)
         try:
-            body = json.dumps(self._body(prompt, count, params))
+            body = json.dumps(self.body(prompt, count, params))
             connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
             yield
         finally:
@@ -132,9 +133,14 @@ class ServerPair:
 
     def route(self, prompt: Sequence[int], count: int = 8) -> Answer:
         """What a serial router does: prefill's ``kv_transfer_params`` go to decode as they are."""
+        return self.decode.complete(prompt, count, self.route_params(prompt))
+
+    def route_params(self, prompt: Sequence[int]) -> dict[str, Any]:
+        """What prefill answers to a serial router."""
         first = self.prefill.complete(prompt, 1, dict(PREFILL))
         assert first.status == 200, first
-        return self.decode.complete(prompt, count, first.body["kv_transfer_params"])
+        params: dict[str, Any] = first.body["kv_transfer_params"]
+        return params
 
     def route_to_both(self, prompt: Sequence[int], count: int, name: str) -> Answer:
         """What a concurrent router does: both servers get the request at once, and decode finds prefill by its name."""

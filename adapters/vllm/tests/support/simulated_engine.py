@@ -170,12 +170,12 @@ class SimulatedEngine:
 
     # What a server does.
 
-    def add(self, name: str, prompt: Sequence[int], count: int, params: dict[str, Any] | None) -> None:
+    def add(self, name: str, prompt: Sequence[int], count: int, params: Any) -> None:
         given = SamplingParams(
             max_tokens=count,
             temperature=0.0,
             ignore_eos=True,
-            extra_args={"kv_transfer_params": dict(params)} if params else None,
+            extra_args=None if params is None else {"kv_transfer_params": params},
         )
         self._tokens[name] = []
         self.scheduler.add_request(Request(name, list(prompt), given, None, block_hasher=self._hasher))

@@ -6,6 +6,7 @@ import errno
 import functools
 import ipaddress
 import logging
+import re
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["Endpoint", "Gate", "check_dial", "check_listen", "host_of", "is_loopback", "parse_endpoint", "unbound"]
 
 log = logging.getLogger("statelink.wire")
+
+ADDRESS = re.compile(r"tcp://[!-~]+:([0-9]{1,5})")
+NOT_IN_A_HOST = frozenset(";/?#")
+"""ZeroMQ takes what follows a semicolon for the address, and what stands before it for the one to dial from."""
 
 
 class Endpoint(NamedTuple):
@@ -51,8 +56,8 @@ def parse_endpoint(text: str) -> Endpoint:
         ConfigError: The text is neither.
     """
     address, found, written = text.partition("@")
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    if not address.startswith("tcp://") or not host or not port.isdecimal() or int(port) > 65535:
+    read = ADDRESS.fullmatch(address)
+    if read is None or int(read[1]) > 65535 or not NOT_IN_A_HOST.isdisjoint(address.removeprefix("tcp://")):
         raise ConfigError(f"{text!r} is not an address", hint="tcp://host:port, or tcp://host:port@public-key")
     return Endpoint(address, key_from_url(f"the key in address {address!r}", written) if found else "")
 

@@ -1,0 +1,97 @@
+"""vLLM's own scheduler, and requests with odd ``kv_transfer_params``, of lists of prompts and with several answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.engines import PREFILL
+from support.models import make_configuration
+from support.simulated_engine import SimulatedEngine, tokens_of
+from support.simulated_pair import STREAMS, SimulatedPair, pair_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.smoke
+
+PROMPT = STREAMS[0][:20]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made: Path = make_configuration(tmp_path_factory.mktemp("configuration"))
+    return made
+
+
+def pair_for(model: Path, *kinds: str) -> SimulatedPair:
+    return pair_of(model, kinds or ("full",), blocks=(4, 4), spare=(30, 30))
+
+
+def answers(engine: SimulatedEngine, *names: str) -> list[Any]:
+    """What a router gets, when the engine has computed these requests."""
+    for _ in range(40):
+        engine.step()
+    return [engine.ended[name].params for name in names]
+
+
+@pytest.mark.parametrize("said", ["text", "", 7, 0, True, False, ["x"], []])
+def test_what_is_no_object_is_a_request_without_wishes(model: Path, said: Any) -> None:
+    engine = pair_for(model).engines[0]
+    engine.add("r", PROMPT, 4, said)
+    (answer,) = answers(engine, "r")
+    assert engine.ended["r"].tokens == tokens_of(PROMPT, 4)
+    assert "no object" in answer["refused"]
+    engine.check_settled()
+
+
+def test_workers_get_none_of_it(model: Path) -> None:
+    """Somebody else may hold what the client wrote, such as another answer to the same prompt. It stays as it is."""
+    engine = pair_for(model).engines[0]
+    said = {**PREFILL, "often": [[[[]]]]}
+    engine.add("r", PROMPT, 1, said)
+    (new,) = engine.scheduler.schedule().scheduled_new_reqs
+    assert not new.sampling_params.extra_args
+    assert said == {**PREFILL, "often": [[[[]]]]}
+
+
+def test_the_first_of_several_answers_sends_and_all_say_the_same(model: Path) -> None:
+    pair = pair_for(model)
+    names = [f"{number}_cmpl-a-0-0123abcd" for number in range(3)]
+    for name in names:
+        pair.engines[0].add(name, PROMPT, 1, PREFILL)
+    first, *others = answers(pair.engines[0], *names)
+    assert [each["room"] for each in others] == [first["room"]] * 2
+    assert [str(room.room) for room in pair.network.rooms["send"]] == [first["room"]]
+    said = dict(first)
+    for name in names:
+        pair.engines[1].add(name, PROMPT, 4, first)
+    pair.settle()
+    assert first == said
+    assert [pair.engines[1].ended[name].tokens for name in names] == [tokens_of(PROMPT, 4)] * 3
+    assert len(pair.network.rooms["receive"]) == 1
+
+
+def test_the_first_of_a_list_of_prompts_is_sent(model: Path) -> None:
+    pair = pair_for(model)
+    names = [f"cmpl-a-{number}-0123abcd" for number in range(3)]
+    prompts = [STREAMS[number % 2][: 20 - number] for number in range(3)]
+    for name, prompt in zip(names, prompts, strict=True):
+        pair.engines[0].add(name, prompt, 1, PREFILL)
+    first, *others = answers(pair.engines[0], *names)
+    assert all("not the first of a list" in each["refused"] for each in others)
+    assert [str(room.room) for room in pair.network.rooms["send"]] == [first["room"]]
+    for name, prompt in zip(names, prompts, strict=True):
+        pair.engines[1].add(name, prompt, 4, first)
+    pair.settle()
+    found = [pair.engines[1].ended[name].tokens for name in names]
+    assert found == [tokens_of(prompt, 4) for prompt in prompts]
+
+
+def test_prefill_says_why_a_prompt_has_no_state_for_decode(model: Path) -> None:
+    engine = pair_for(model, "recurrent", "full").engines[0]
+    engine.add("r", PROMPT[:1], 1, PREFILL)
+    (answer,) = answers(engine, "r")
+    assert "no state that decode can use" in answer["refused"]
+    assert not answer["do_remote_prefill"]
+    engine.check_settled()

@@ -56,7 +56,7 @@ class Link:
         self.kept: list[tuple[int, Any, float]] = []
         self.deaf = False
 
-    def send(self, room: int, tokens: int) -> Room:
+    def send(self, room: int, tokens: int, *, content: bytes | None = None) -> Room:
         return self.rooms.setdefault(room, Room())
 
     def receive(self, room: int, peer: Any, tokens: int, items: Mapping[str, Any], **more: Any) -> Any:

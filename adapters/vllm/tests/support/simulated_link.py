@@ -66,8 +66,10 @@ class Memory:
 class SimulatedRoom:
     """One side of a request, with the attributes of `statelink.Room` that the connector reads."""
 
-    def __init__(self, link: SimulatedLink, room: int, tokens: int, prefix: int = 0) -> None:
-        self.link, self.room, self.tokens, self.prefix = link, room, tokens, prefix
+    def __init__(
+        self, link: SimulatedLink, room: int, tokens: int, prefix: int = 0, content: bytes | None = None
+    ) -> None:
+        self.link, self.room, self.tokens, self.prefix, self.content = link, room, tokens, prefix, content
         self.status, self.quiesced = Status.WAITING, True
         self.reason: Reason | None = None
         self.items: dict[str, list[int]] | None = None
@@ -105,8 +107,8 @@ class SimulatedLink:
         self.address = f"tcp://127.0.0.1:{len(network.links) + 1}"
         network.links.append(self)
 
-    def send(self, room: int, tokens: int) -> SimulatedRoom:
-        return self.network.add("send", SimulatedRoom(self, room, tokens))
+    def send(self, room: int, tokens: int, *, content: bytes | None = None) -> SimulatedRoom:
+        return self.network.add("send", SimulatedRoom(self, room, tokens, content=content))
 
     def receive(
         self,
@@ -118,9 +120,11 @@ class SimulatedLink:
         prefix: int = 0,
         ready: Any = None,
         sole: bool = False,
+        content: bytes | None = None,
     ) -> SimulatedRoom:
         assert sole, "prefill would wait for another server"
-        made = SimulatedRoom(self, room, tokens, prefix)
+        assert content, "prefill could not tell another request from this one"
+        made = SimulatedRoom(self, room, tokens, prefix, content)
         made.push(items)
         return self.network.add("receive", made)
 
@@ -151,6 +155,8 @@ class Network:
         self.kept: set[int] = set()
 
     def add(self, side: str, room: SimulatedRoom) -> SimulatedRoom:
+        for other in self.rooms["send" if side == "receive" else "receive"]:
+            assert other.room != room.room or None in (other.content, room.content) or other.content == room.content
         self.rooms[side].append(room)
         return room
 

@@ -122,6 +122,23 @@ def test_what_ends_one_request_is_a_warning(
     assert record.getMessage().endswith("room.in_use: room 7 is in use")
 
 
+@pytest.mark.parametrize(("code", "level"), [("room.in_use", logging.DEBUG), ("closed", logging.WARNING)])
+def test_what_another_request_declines_is_no_news(
+    worker: WorkerSide, link: Link, caplog: pytest.LogCaptureFixture, code: str, level: int
+) -> None:
+    """vLLM makes a second request of a client that leaves while state is loaded. The first one has the room."""
+    log = logging.getLogger("vllm.statelink")
+    with (
+        mock.patch.object(link, "decline", side_effect=RoomError("room 7 cannot be declined", code=code)),
+        caplog.at_level(logging.DEBUG, log.name),
+        mock.patch.object(log, "handle") as handle,
+    ):
+        worker.begin(ToWorker(receive={"a": Receive(7, PEER, 48, why="decode gave it up")}))
+    (record,) = [call.args[0] for call in handle.call_args_list]
+    assert record.levelno == level
+    assert worker.results() == (set(), set(), set())
+
+
 def test_prefill_is_told_of_blocks_that_decode_does_not_hold_any_more(worker: WorkerSide, link: Link) -> None:
     worker.begin(ToWorker(receive={"a": Receive(7, PEER, 48, 0, ([3, 0, 5],))}))
     assert [room for room, _, _ in link.declined] == [7]

@@ -102,7 +102,9 @@ class WorkerSide:
                 self._receive(name, receive)
             except StatelinkError as error:
                 if not receive.tables:
-                    log.warning("prefill is not told that it need not send request %s: %s", name, error.reason.coded)
+                    # vLLM names a client that leaves while state is loaded twice. Then the other one tells prefill.
+                    level = logging.DEBUG if error.code == "room.in_use" else logging.WARNING
+                    log.log(level, "prefill is not told that it need not send request %s: %s", name, error.reason.coded)
                 else:
                     log.warning(
                         "the state of request %s cannot be received, and kv_load_failure_policy decides whether its "

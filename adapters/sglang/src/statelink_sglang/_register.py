@@ -46,7 +46,9 @@ def _register() -> None:
     HookRegistry.register(f"{UTILS}.TransferBackend", _with_statelink(utils.TransferBackend), HookType.REPLACE)
     HookRegistry.register(f"{UTILS}.get_kv_class", around_get_kv_class, HookType.AROUND)
     if loaded(SCHEDULER):  # naming a scheduler's module would import it; the other processes need none of this
-        for target, hook in _hooks.AROUND.items():
+        from . import _admission
+
+        for target, hook in {**_hooks.AROUND, **_admission.AROUND}.items():
             HookRegistry.register(target, hook, HookType.AROUND)
     if NAME not in DISAGG_TRANSFER_BACKEND_CHOICES:
         add_disagg_transfer_backend_choices([NAME])

@@ -28,6 +28,7 @@ UTILS = "sglang.srt.disaggregation.utils"
 HOOKS = "sglang.srt.plugins.hook_registry"
 PREFILL = "sglang.srt.disaggregation.prefill"
 DECODE = "sglang.srt.disaggregation.decode"
+REQUEST = "sglang.srt.managers.schedule_batch"
 
 # fmt: off
 MEMBERS: dict[str, str] = {
@@ -97,9 +98,12 @@ CALLS: dict[str, str] = {
 SCHEDULER_CALLS: dict[str, str] = {
     f"{PREFILL}:PrefillBootstrapQueue._init_kv_manager": "self",
     f"{PREFILL}:PrefillBootstrapQueue.create_sender": "self req num_kv_heads",
+    f"{PREFILL}:PrefillBootstrapQueue.add": "self req num_kv_heads",
     f"{DECODE}:DecodePreallocQueue._init_kv_manager": "self",
+    f"{DECODE}:DecodePreallocQueue.add": "self req is_retracted is_rebootstrap",
     f"{DECODE}:DecodePreallocQueue._create_receiver_and_enqueue": "self req is_rebootstrap",
     f"{DECODE}:DecodePreallocQueue._rebootstrap_prefill_len": "req",
+    f"{REQUEST}:Req.set_finish_with_abort": "self error_msg status_code err_type",
 }
 """The same in schedulers."""
 
@@ -116,6 +120,8 @@ SCHEDULER_ATTRIBUTES: dict[str, str] = {
     "transfer_queue",
     f"{DECODE}:DecodeTransferQueue": "deferred_kv_release_timeout",
     f"{SCHEDULER}:Scheduler": "model_config req_to_token_pool sliding_window_size",
+    f"{REQUEST}:Req": "bootstrap_host bootstrap_port bootstrap_room logprob return_logprob sampling_params",
+    f"{UTILS}:MetadataBuffers": "output_top_logprobs_val",
 }
 """Attributes that are read, among others, and that methods of the class set. In schedulers."""
 # fmt: on

@@ -40,6 +40,8 @@ seen["hooked"] = [
     hasattr(method, "__wrapped__")
     for method in (
         prefill.PrefillBootstrapQueue._init_kv_manager,
+        prefill.PrefillBootstrapQueue.add,
+        decode.DecodePreallocQueue.add,
         decode.DecodePreallocQueue._init_kv_manager,
         decode.DecodePreallocQueue._create_receiver_and_enqueue,
     )
@@ -72,11 +74,11 @@ def test_a_process_without_a_scheduler_learns_the_name_and_imports_neither_the_c
 
 
 @pytest.mark.smoke
-def test_a_scheduler_gets_the_classes_and_the_three_hooks() -> None:
+def test_a_scheduler_gets_the_classes_and_the_hooks() -> None:
     seen, _ = _run("import sglang.srt.managers.scheduler", SEEN, CLASSES, QUEUES)
     assert seen["classes"] is True
     assert seen["fake"] == "FakeKVSender"
-    assert seen["hooked"] == [True] * 3
+    assert seen["hooked"] == [True] * 5
     assert seen["same"]
 
 

@@ -226,6 +226,22 @@ def test_a_request_that_waits_for_memory_does_not_time_out(pair: tuple[Side, Sid
         receiver.abort()
 
 
+def test_the_reason_of_a_failure_can_be_sent(pair: tuple[Side, Side]) -> None:
+    """A server that a request names may put half a character into it, with which SGLang's encoder ends."""
+    _, target = pair
+    before = target.prefill_info_table[ADDRESS]
+    target.prefill_info_table[ADDRESS] = at("tcp://\ud800:1")
+    try:
+        receiver = target.receiver(next(rooms), N)
+        receiver.init(0)
+        accept(receiver, target, Lists.draw(target, N, 25), N)
+        until(receiver.poll, FAILED)
+    finally:
+        target.prefill_info_table[ADDRESS] = before
+    assert "cannot dial" in str(reason(receiver))
+    assert str(reason(receiver)).encode()
+
+
 @pytest.mark.parametrize("room", [0, None, -1, 1 << 64])
 def test_a_room_that_is_no_room_fails_the_request_and_not_the_scheduler(pair: tuple[Side, Side], room: Any) -> None:
     source, target = pair

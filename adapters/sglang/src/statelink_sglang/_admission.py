@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST
+from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST, is_aborted
 
 __all__ = ["AROUND", "address_problem", "around_decode_add", "around_prefill_add", "transfer_problem"]
 
@@ -47,7 +47,7 @@ def transfer_problem(req: Any, most_logprobs: int) -> str:
     moved = req.bootstrap_host != FAKE_BOOTSTRAP_HOST
     room, samples, logprobs = req.bootstrap_room, req.sampling_params.n, req.logprob.top_logprobs_num
     if not isinstance(room, int) or not int(moved) <= room < ROOM_LIMIT:
-        return f"the request has the room {room!r}; a number above zero and below 2^63 is needed"
+        return f"the request has the room {room!r:.80}; a number above zero and below 2^63 is needed"
     if moved and samples > 1:
         return (
             f"the request asks for {samples} samples (n), and SGLang gives all samples of a request one room; n must "
@@ -68,7 +68,7 @@ def address_problem(req: Any) -> str:
     if not isinstance(host, str) or not 0 < len(host) <= LONGEST_HOST or not host.isprintable():
         return f"the request has the bootstrap_host {host!r:.80}; the name or address of prefill's host is needed"
     if not isinstance(port, int) or not 0 < port < 1 << 16:
-        return f"the request has the bootstrap_port {port!r}; a number from 1 to 65535 is needed"
+        return f"the request has the bootstrap_port {port!r:.80}; a number from 1 to 65535 is needed"
     return ""
 
 
@@ -77,7 +77,7 @@ def _most_logprobs(queue: Any) -> int:
 
 
 def _reject(req: Any, problem: str) -> None:
-    if problem:
+    if problem and not is_aborted(req):  # else SGLang has rejected it already, with a reason of its own
         req.set_finish_with_abort(problem)
 
 

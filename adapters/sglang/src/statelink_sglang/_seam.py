@@ -103,6 +103,7 @@ SCHEDULER_CALLS: dict[str, str] = {
     f"{DECODE}:DecodePreallocQueue.add": "self req is_retracted is_rebootstrap",
     f"{DECODE}:DecodePreallocQueue._create_receiver_and_enqueue": "self req is_rebootstrap",
     f"{DECODE}:DecodePreallocQueue._rebootstrap_prefill_len": "req",
+    f"{UTILS}:is_aborted": "req",
     f"{REQUEST}:Req.set_finish_with_abort": "self error_msg status_code err_type",
 }
 """The same in schedulers."""

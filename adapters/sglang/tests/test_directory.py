@@ -138,6 +138,7 @@ def test_a_prefill_that_answers_no_more_is_gone(server: BootstrapServer, directo
         ({"schema": SCHEMA, "instances": []}, "an answer of another kind"),
         ({"schema": SCHEMA, "http_port": 1, "instances": []}, "an answer without ranks"),
         ({"schema": SCHEMA, "http_port": 1, "instances": [7]}, "an answer of another kind"),
+        ({"schema": SCHEMA, "http_port": float("inf"), "instances": []}, "an answer of another kind"),
         ([], "an answer of another kind"),
         (b"[" * 60_000, "an answer of another kind"),
     ],
@@ -223,7 +224,9 @@ def test_what_is_known_of_a_server_that_never_answers_is_forgotten(directory: Di
         _wait(lambda: not directory.why(at))
 
 
-@pytest.mark.parametrize("at", ["a:b", "[::1:80", "a b:1", "a\0b:1", ".:1", "x" * 70 + ":1", "\ud800:1", "127.0.0.1:99999999"])
+@pytest.mark.parametrize(
+    "at", ["a:b", "[::1:80", "a b:1", "a\0b:1", ".:1", "x" * 70 + ":1", "\ud800:1", "127.0.0.1:999999"]
+)
 def test_an_address_that_is_none_is_a_reason(directory: Directory, at: str, caplog: pytest.LogCaptureFixture) -> None:
     directory.find(at)
     _wait(lambda: directory.why(at))

@@ -36,6 +36,7 @@ seen["fake"] = utils.get_kv_class(utils.TransferBackend.FAKE, utils.KVClassType.
 
 QUEUES = """
 from sglang.srt.disaggregation import decode, prefill
+from sglang.srt.managers.data_parallel_controller import DataParallelController
 seen["hooked"] = [
     hasattr(method, "__wrapped__")
     for method in (
@@ -44,6 +45,7 @@ seen["hooked"] = [
         decode.DecodePreallocQueue.add,
         decode.DecodePreallocQueue._init_kv_manager,
         decode.DecodePreallocQueue._create_receiver_and_enqueue,
+        DataParallelController.follow_bootstrap_room_scheduler,
     )
 ]
 seen["same"] = prefill.TransferBackend is utils.TransferBackend is decode.TransferBackend
@@ -75,10 +77,11 @@ def test_a_process_without_a_scheduler_learns_the_name_and_imports_neither_the_c
 
 @pytest.mark.smoke
 def test_a_scheduler_gets_the_classes_and_the_hooks() -> None:
-    seen, _ = _run("import sglang.srt.managers.scheduler", SEEN, CLASSES, QUEUES)
+    imports = "import sglang.srt.managers.scheduler, sglang.srt.managers.data_parallel_controller"
+    seen, _ = _run(imports, SEEN, CLASSES, QUEUES)
     assert seen["classes"] is True
     assert seen["fake"] == "FakeKVSender"
-    assert seen["hooked"] == [True] * 5
+    assert seen["hooked"] == [True] * 6
     assert seen["same"]
 
 

@@ -50,7 +50,9 @@ def _request(samples: int = 1, logprobs: int = 0, **more: Any) -> _Request:
 
 def _add(role: str, request: _Request, **more: Any) -> str:
     """Why a queue is told to reject a request; empty if it is not. The queue gets every request, to answer it."""
-    queue: Any = SimpleNamespace(metadata_buffers=SimpleNamespace(output_top_logprobs_val=SimpleNamespace(shape=(4, WIDTH))))
+    queue: Any = SimpleNamespace(
+        metadata_buffers=SimpleNamespace(output_top_logprobs_val=SimpleNamespace(shape=(4, WIDTH)))
+    )
     got: list[Any] = []
     if role == "prefill":
         around_prefill_add(lambda queue, req, heads: got.append(req), queue, request, 2)
@@ -68,7 +70,10 @@ BOTH = [
     (_request(samples=3), "asks for 3 samples (n), and SGLang gives all samples of a request one room; n must be 1"),
 ]
 DECODE = [
-    *((_request(bootstrap_host=host), "the bootstrap_host") for host in (None, "", "a\nb", "x" * 256, 7, ["127.0.0.1"])),
+    *(
+        (_request(bootstrap_host=host), "the bootstrap_host")
+        for host in (None, "", "a\nb", "x" * 256, 7, ["127.0.0.1"])
+    ),
     *((_request(bootstrap_port=port), "the bootstrap_port") for port in (None, 0, -1, 1 << 16, 80.5, [80])),
 ]
 GOOD = [

@@ -43,7 +43,7 @@ class Found(NamedTuple):
                 (str(each["instance"]), tuple(map(str, each["addresses"]))) for each in content["instances"]
             )
             port = int(content["http_port"])
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"an answer of another kind ({type(error).__name__}: {error})") from error
         if not instances or not all(addresses for _, addresses in instances):
             raise ValueError("an answer without ranks")
@@ -96,7 +96,7 @@ def generate(address: str, payload: dict[str, Any], timeout: float) -> None:
 
 
 def _exchange(address: str, method: str, path: str, body: Any, timeout: float) -> tuple[int, dict[str, Any]]:
-    """One exchange, which takes about ``timeout`` seconds at most. A request may name any server, so none is trusted."""
+    """One exchange, of about ``timeout`` seconds at most. A request may name any server, so none is trusted."""
     end = time.monotonic() + timeout
     try:
         connection = http.client.HTTPConnection(address, timeout=timeout)

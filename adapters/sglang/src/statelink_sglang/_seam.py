@@ -16,12 +16,13 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
-__all__ = ["SCHEDULER", "VERSION", "differences", "loaded"]
+__all__ = ["CONTROLLER", "SCHEDULER", "VERSION", "differences", "loaded"]
 
 VERSION = "0.5.23"
 """The version of SGLang that the adapter is tested with."""
 
 SCHEDULER = "sglang.srt.managers.scheduler"
+CONTROLLER = "sglang.srt.managers.data_parallel_controller"
 
 BASE = "sglang.srt.disaggregation.base.conn"
 UTILS = "sglang.srt.disaggregation.utils"
@@ -108,6 +109,11 @@ SCHEDULER_CALLS: dict[str, str] = {
 }
 """The same in schedulers."""
 
+CONTROLLER_CALLS: dict[str, str] = {
+    f"{CONTROLLER}:DataParallelController.follow_bootstrap_room_scheduler": "self req",
+}
+"""The same in a controller of DP ranks."""
+
 VARIABLES: dict[str, str] = {
     "sglang.srt.environ:Envs": "SGLANG_DISAGG_STAGING_BUFFER SGLANG_RUST_SERVER "
     "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT SGLANG_DISAGGREGATION_WAITING_TIMEOUT "
@@ -125,6 +131,9 @@ SCHEDULER_ATTRIBUTES: dict[str, str] = {
     f"{UTILS}:MetadataBuffers": "output_top_logprobs_val",
 }
 """Attributes that are read, among others, and that methods of the class set. In schedulers."""
+
+CONTROLLER_ATTRIBUTES: dict[str, str] = {f"{CONTROLLER}:DataParallelController": "_active_workers"}
+"""The same in a controller of DP ranks."""
 # fmt: on
 
 
@@ -158,10 +167,15 @@ def _differences() -> Iterator[str]:
             yield from _compare(f"{target}.{name}", "parameters", expected, _parameters)
     for target, expected in VARIABLES.items():
         yield from _compare(target, "variables", expected, vars, more=False)
+    calls, attributes = dict(CALLS), dict[str, str]()
     if loaded(SCHEDULER):
-        for target, expected in SCHEDULER_ATTRIBUTES.items():
-            yield from _compare(target, "attributes", expected, _set_attributes, more=False)
-    calls = {**CALLS, **(SCHEDULER_CALLS if loaded(SCHEDULER) else {})}
+        calls.update(SCHEDULER_CALLS)
+        attributes.update(SCHEDULER_ATTRIBUTES)
+    if loaded(CONTROLLER):
+        calls.update(CONTROLLER_CALLS)
+        attributes.update(CONTROLLER_ATTRIBUTES)
+    for target, expected in attributes.items():
+        yield from _compare(target, "attributes", expected, _set_attributes, more=False)
     for target, expected in calls.items():
         yield from _compare(target, "parameters", expected, _parameters)
 

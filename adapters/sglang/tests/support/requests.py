@@ -7,11 +7,12 @@ import json
 import random
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine_processes import ANSWER_SECONDS
 
-from .servers import Pair, Server
+if TYPE_CHECKING:
+    from .servers import Pair, Server
 
 GENERATE, COMPLETIONS = "/generate", "/v1/completions"
 FAKE_HOST = "2.2.2.2"
@@ -21,7 +22,7 @@ WIDTH = 128
 PROMPT = list(range(5, 45))
 
 
-class Posted(NamedTuple):
+class ClientRequest(NamedTuple):
     """One request to both servers.
 
     Attributes:
@@ -48,7 +49,7 @@ KINDS: list[Any] = [
 RANKS: list[Any] = [-1, 1, 4096, 1 << 62, 1 << 70]
 
 
-def hostile() -> list[Posted]:
+def hostile() -> list[ClientRequest]:
     """The requests that are always tried: each value in its own place."""
     places: dict[str, list[Any]] = {
         "bootstrap_host": [*HOSTS, *KINDS],
@@ -60,41 +61,48 @@ def hostile() -> list[Posted]:
         "bootstrap_pair_key": KINDS,
         "decode_tp_size": KINDS,
     }
-    one = [Posted(path, {name: value}) for path in (GENERATE, COMPLETIONS) for name in places for value in places[name]]
+    one = [
+        ClientRequest(path, {name: value})
+        for path in (GENERATE, COMPLETIONS)
+        for name in places
+        for value in places[name]
+    ]
     return [*deadly(), *one, *_others()]
 
 
-def deadly() -> list[Posted]:
+def deadly() -> list[ClientRequest]:
     """Requests that end a server, or fail with a riddle, if its queue takes them. Each is answered at once."""
     logprobs = {"return_logprob": True, "top_logprobs_num": WIDTH + 1}
     return [
-        Posted(GENERATE, {"bootstrap_host": None}, ("decode",)),
-        Posted(GENERATE, {"bootstrap_host": ["127.0.0.1"]}, ("decode",)),
-        Posted(GENERATE, {"bootstrap_room": 1 << 63}),
-        Posted(GENERATE, {"bootstrap_host": FAKE_HOST, "bootstrap_room": 1 << 63}),
-        Posted(GENERATE, {"bootstrap_host": FAKE_HOST, "bootstrap_room": -1}),
-        Posted(GENERATE, logprobs),
-        Posted(GENERATE, {"bootstrap_host": FAKE_HOST, **logprobs}),
-        Posted(COMPLETIONS, {"bootstrap_host": None}, ("decode",)),
-        Posted(COMPLETIONS, {"bootstrap_room": (1 << 64) - 1}),
-        Posted(GENERATE, {"sampling_params": {"n": 2, "max_new_tokens": 2}}),
+        ClientRequest(GENERATE, {"bootstrap_host": None}, ("decode",)),
+        ClientRequest(GENERATE, {"bootstrap_host": ["127.0.0.1"]}, ("decode",)),
+        ClientRequest(GENERATE, {"bootstrap_room": 1 << 63}),
+        ClientRequest(GENERATE, {"bootstrap_host": FAKE_HOST, "bootstrap_room": 1 << 63}),
+        ClientRequest(GENERATE, {"bootstrap_host": FAKE_HOST, "bootstrap_room": -1}),
+        ClientRequest(GENERATE, logprobs),
+        ClientRequest(GENERATE, {"bootstrap_host": FAKE_HOST, **logprobs}),
+        ClientRequest(COMPLETIONS, {"bootstrap_host": None}, ("decode",)),
+        ClientRequest(COMPLETIONS, {"bootstrap_room": (1 << 64) - 1}),
+        ClientRequest(GENERATE, {"sampling_params": {"n": 2, "max_new_tokens": 2}}),
     ]
 
 
-def _others() -> Iterator[Posted]:
+def _others() -> Iterator[ClientRequest]:
     batch = {"input_ids": [PROMPT, PROMPT[1:]]}
-    yield Posted(GENERATE, batch)
+    yield ClientRequest(GENERATE, batch)
     for name, values in (("bootstrap_room", [[1 << 63, 5], [5, 5], [None, 6]]), ("bootstrap_host", [[None, ""]])):
         for value in values:
-            yield Posted(GENERATE, {**batch, name: value})
-    yield Posted(GENERATE, {"sampling_params": {"max_new_tokens": 2, "custom_params": {"statelink_first_token": []}}})
-    yield Posted(GENERATE, {"return_logprob": True, "top_logprobs_num": WIDTH})
-    yield Posted(GENERATE, {"input_ids": PROMPT[:1]}, ("prefill",))
+            yield ClientRequest(GENERATE, {**batch, name: value})
+    yield ClientRequest(
+        GENERATE, {"sampling_params": {"max_new_tokens": 2, "custom_params": {"statelink_first_token": []}}}
+    )
+    yield ClientRequest(GENERATE, {"return_logprob": True, "top_logprobs_num": WIDTH})
+    yield ClientRequest(GENERATE, {"input_ids": PROMPT[:1]}, ("prefill",))
     for role in ("prefill", "decode"):
-        yield Posted(GENERATE, {}, (role,))
+        yield ClientRequest(GENERATE, {}, (role,))
 
 
-def drawn(draw: random.Random, count: int) -> Iterator[Posted]:
+def drawn(draw: random.Random, count: int) -> Iterator[ClientRequest]:
     """Requests with several wrong fields at once."""
     pools: dict[str, list[Any]] = {
         "bootstrap_host": [*HOSTS, *KINDS, FAKE_HOST, "127.0.0.1"],
@@ -109,10 +117,14 @@ def drawn(draw: random.Random, count: int) -> Iterator[Posted]:
     for _ in range(count):
         names = draw.sample(list(pools), draw.randrange(1, 5))
         to = draw.choice([("prefill", "decode")] * 3 + [("prefill",), ("decode",)])
-        yield Posted(draw.choice([GENERATE, GENERATE, COMPLETIONS]), {n: draw.choice(pools[n]) for n in names}, to)
+        yield ClientRequest(
+            draw.choice([GENERATE, GENERATE, COMPLETIONS]), {n: draw.choice(pools[n]) for n in names}, to
+        )
 
 
-def post_all(pair: Pair, requests: Iterable[Posted], at_once: int = 64) -> list[tuple[Posted, str, int, str]]:
+def post_all(
+    pair: Pair, requests: Iterable[ClientRequest], at_once: int = 64
+) -> list[tuple[ClientRequest, str, int, str]]:
     """Post requests, some of them at once. What each server answered: the request, the server, status and text."""
     with ThreadPoolExecutor(2 * at_once) as pool:
         found = [
@@ -124,7 +136,7 @@ def post_all(pair: Pair, requests: Iterable[Posted], at_once: int = 64) -> list[
         return [(each, role, *answer.result()) for each, role, answer in found]
 
 
-def _body(pair: Pair, request: Posted) -> dict[str, Any]:
+def _body(pair: Pair, request: ClientRequest) -> dict[str, Any]:
     body = pair.body(PROMPT, 2)
     if request.path == COMPLETIONS:
         body["prompt"] = body.pop("input_ids")

@@ -120,7 +120,7 @@ def test_a_request_that_sglang_rejects_keeps_sglangs_reason() -> None:
 
 @pytest.fixture(scope="module")
 def pair(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    limits = {"SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "20", "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "20"}
+    limits = {"SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "10", "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "10"}
     common = ["--page-size", "16", "--chunked-prefill-size", "32"]
     folder = tmp_path_factory.mktemp("requests")
     with running(Pair(folder, llama, {"backend": "tcp"}, common=common, environment=limits)) as made:

@@ -42,6 +42,7 @@ seen["hooked"] = [
     for method in (
         prefill.PrefillBootstrapQueue._init_kv_manager,
         prefill.PrefillBootstrapQueue.add,
+        prefill.PrefillBootstrapQueue.create_sender,
         decode.DecodePreallocQueue.add,
         decode.DecodePreallocQueue._init_kv_manager,
         decode.DecodePreallocQueue._create_receiver_and_enqueue,
@@ -81,7 +82,7 @@ def test_a_scheduler_gets_the_classes_and_the_hooks() -> None:
     seen, _ = _run(imports, SEEN, CLASSES, QUEUES)
     assert seen["classes"] is True
     assert seen["fake"] == "FakeKVSender"
-    assert seen["hooked"] == [True] * 6
+    assert seen["hooked"] == [True] * 7
     assert seen["same"]
 
 

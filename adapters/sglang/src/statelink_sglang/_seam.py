@@ -127,7 +127,8 @@ SCHEDULER_ATTRIBUTES: dict[str, str] = {
     "transfer_queue",
     f"{DECODE}:DecodeTransferQueue": "deferred_kv_release_timeout",
     f"{SCHEDULER}:Scheduler": "model_config req_to_token_pool sliding_window_size",
-    f"{REQUEST}:Req": "bootstrap_host bootstrap_port bootstrap_room logprob return_logprob sampling_params",
+    f"{REQUEST}:Req": "bootstrap_host bootstrap_port bootstrap_room cache_salt input_embeds logprob lora_id "
+    "multimodal_inputs origin_input_ids output_ids positional_embed_overrides return_logprob sampling_params",
     f"{UTILS}:MetadataBuffers": "output_top_logprobs_val",
 }
 """Attributes that are read, among others, and that methods of the class set. In schedulers."""

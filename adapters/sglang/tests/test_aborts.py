@@ -229,7 +229,7 @@ class _Read:
 def read(pair: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch) -> _Read:
     """The room of the next sender."""
     room = _Read()
-    monkeypatch.setattr(pair[0].link, "send", lambda number, deadline: room)
+    monkeypatch.setattr(pair[0].link, "send", lambda number, **named: room)
     return room
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -129,10 +132,12 @@ def test_a_prefill_that_answers_no_more_is_gone(server: BootstrapServer, directo
     ("answer", "said"),
     [
         (None, "HTTP status 404"),
+        ({"schema": "x" * 60_000}, "version 'xxx"),
         ({"schema": SCHEMA + 1}, f"version {SCHEMA + 1} of its answers, not {SCHEMA}"),
         ({"schema": SCHEMA, "instances": []}, "an answer of another kind"),
         ({"schema": SCHEMA, "http_port": 1, "instances": []}, "an answer without ranks"),
         ({"schema": SCHEMA, "http_port": 1, "instances": [7]}, "an answer of another kind"),
+        ({"schema": SCHEMA, "http_port": float("inf"), "instances": []}, "an answer of another kind"),
         ([], "an answer of another kind"),
         (b"[" * 60_000, "an answer of another kind"),
     ],
@@ -157,7 +162,74 @@ def test_another_server_at_the_port_is_named(directory: Directory, answer: Any, 
         directory.find(at)
         _wait(lambda: "--disaggregation-transfer-backend statelink" in directory.why(at))
         assert said in directory.why(at)
+        assert len(directory.why(at)) < 500
         other.shutdown()
+
+
+@pytest.fixture
+def slow() -> Iterator[tuple[int, list[socket.socket]]]:
+    """A port at which connections are accepted, on every address of this machine. A test may send on them."""
+    accepted: list[socket.socket] = []
+    with socket.create_server(("", 0), backlog=512) as listener:
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    accepted.append(listener.accept()[0])
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield listener.getsockname()[1], accepted
+        listener.shutdown(socket.SHUT_RDWR)
+    for each in accepted:
+        each.close()
+
+
+def test_a_server_that_answers_byte_by_byte_does_not_hold_a_question(
+    directory: Directory, slow: tuple[int, list[socket.socket]]
+) -> None:
+    """A request may name any server. If it held a question for ever, a few requests would end all questions."""
+    port, accepted = slow
+    at = f"127.0.0.1:{port}"
+    directory.find(at)
+
+    def drip() -> str:
+        for each in accepted:
+            with contextlib.suppress(OSError):
+                each.send(b"H")
+        return directory.why(at)
+
+    _wait(drip)
+    directory.close()
+
+
+def test_many_servers_that_do_not_answer_do_not_keep_another_from_being_found(
+    server: BootstrapServer, slow: tuple[int, list[socket.socket]]
+) -> None:
+    put(_at(server), _row(0, 1), 5)
+    with contextlib.closing(Directory(interval=0.02)) as directory:
+        for number in range(200):
+            directory.find(f"127.0.1.{number + 1}:{slow[0]}")
+        _wait(lambda: len(slow[1]) > 5)
+        _wait(lambda: directory.find(_at(server)))
+
+
+def test_what_is_known_of_a_server_that_never_answers_is_forgotten(directory: Directory) -> None:
+    """Each request may name another one."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        at = f"127.0.0.1:{closed.getsockname()[1]}"
+        directory.find(at)
+        _wait(lambda: directory.why(at))
+        _wait(lambda: not directory.why(at))
+
+
+@pytest.mark.parametrize(
+    "at", ["a:b", "[::1:80", "a b:1", "a\0b:1", ".:1", "x" * 70 + ":1", "\ud800:1", "127.0.0.1:999999"]
+)
+def test_an_address_that_is_none_is_a_reason(directory: Directory, at: str, caplog: pytest.LogCaptureFixture) -> None:
+    directory.find(at)
+    _wait(lambda: directory.why(at))
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
 
 
 @pytest.mark.parametrize(
@@ -188,6 +260,25 @@ def test_many_ranks_with_long_addresses_are_found(server: BootstrapServer, direc
         put(_at(server), {**_row(rank, ranks), "address": f"tcp://{'x' * 400}:{rank}"}, 5)
     found = _wait(lambda: directory.find(_at(server)))
     assert len(found.instances[0].addresses) == ranks
+
+
+def test_probes_that_reset_their_connections_leave_no_trace_in_the_log(
+    server: BootstrapServer, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    printed: list[str] = []
+
+    def ended() -> bool:
+        printed.append(capfd.readouterr().err)
+        return any(printed) or sum("a connection from" in each.message for each in caplog.records) == 5
+
+    caplog.set_level("DEBUG", "statelink.sglang")
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", server.port)) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    put(_at(server), _row(0, 1), 5)
+    _wait(ended)
+    assert not "".join(printed)
+    assert {each.levelname for each in caplog.records} == {"DEBUG"}
 
 
 def test_a_body_that_is_no_json_or_too_long_is_refused(server: BootstrapServer) -> None:

@@ -36,12 +36,17 @@ seen["fake"] = utils.get_kv_class(utils.TransferBackend.FAKE, utils.KVClassType.
 
 QUEUES = """
 from sglang.srt.disaggregation import decode, prefill
+from sglang.srt.managers.data_parallel_controller import DataParallelController
 seen["hooked"] = [
     hasattr(method, "__wrapped__")
     for method in (
         prefill.PrefillBootstrapQueue._init_kv_manager,
+        prefill.PrefillBootstrapQueue.add,
+        prefill.PrefillBootstrapQueue.create_sender,
+        decode.DecodePreallocQueue.add,
         decode.DecodePreallocQueue._init_kv_manager,
         decode.DecodePreallocQueue._create_receiver_and_enqueue,
+        DataParallelController.follow_bootstrap_room_scheduler,
     )
 ]
 seen["same"] = prefill.TransferBackend is utils.TransferBackend is decode.TransferBackend
@@ -72,11 +77,12 @@ def test_a_process_without_a_scheduler_learns_the_name_and_imports_neither_the_c
 
 
 @pytest.mark.smoke
-def test_a_scheduler_gets_the_classes_and_the_three_hooks() -> None:
-    seen, _ = _run("import sglang.srt.managers.scheduler", SEEN, CLASSES, QUEUES)
+def test_a_scheduler_gets_the_classes_and_the_hooks() -> None:
+    imports = "import sglang.srt.managers.scheduler, sglang.srt.managers.data_parallel_controller"
+    seen, _ = _run(imports, SEEN, CLASSES, QUEUES)
     assert seen["classes"] is True
     assert seen["fake"] == "FakeKVSender"
-    assert seen["hooked"] == [True] * 3
+    assert seen["hooked"] == [True] * 7
     assert seen["same"]
 
 

@@ -16,7 +16,9 @@ pytestmark = pytest.mark.smoke
 
 
 def test_the_installed_sglang_is_the_tested_one() -> None:
-    import sglang.srt.managers.scheduler  # noqa: F401  (only where it is loaded are the hooked methods looked at)
+    # Only where they are loaded are the hooked methods looked at.
+    import sglang.srt.managers.data_parallel_controller
+    import sglang.srt.managers.scheduler  # noqa: F401
 
     assert loaded(SCHEDULER)
     assert differences() == []

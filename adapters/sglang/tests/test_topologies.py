@@ -86,6 +86,9 @@ def test_dp_ranks_without_dp_attention(llama: Path, tmp_path: Path) -> None:
             first, second = pair.generate(prompt, bootstrap_room=room)
             assert first.status == 200
             assert second.tokens == generate(llama, prompt, 8)
+            for server in (pair.prefill, pair.decode):  # SGLang's controller ends for such rooms
+                for none in (None, [room], "7"):
+                    assert server.ask("/generate", pair.body(prompt, bootstrap_room=none)).status == 400
         for server in (pair.prefill, pair.decode):
             for rank in (0, 1):
                 assert f"(DP rank {rank} of 2)" in server.logged()

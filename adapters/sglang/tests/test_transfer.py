@@ -226,6 +226,17 @@ def test_a_request_that_waits_for_memory_does_not_time_out(pair: tuple[Side, Sid
         receiver.abort()
 
 
+def test_the_reason_of_a_failure_can_be_sent(pair: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that a request names may put half a character into it, with which SGLang's encoder ends."""
+    _, target = pair
+    monkeypatch.setattr(target, "why_unknown", lambda address: "prefill is starting: \ud800 are missing")
+    receiver = target.receiver(next(rooms), N)
+    receiver.abort()  # SGLang has asked often enough
+    assert receiver.poll() == FAILED
+    assert r"prefill is starting: \ud800 are missing" in str(reason(receiver))
+    assert str(reason(receiver)).encode()
+
+
 @pytest.mark.parametrize("room", [0, None, -1, 1 << 64])
 def test_a_room_that_is_no_room_fails_the_request_and_not_the_scheduler(pair: tuple[Side, Side], room: Any) -> None:
     source, target = pair

@@ -22,6 +22,8 @@ PATIENCE = 2.0
 """Seconds that a server may take for an answer."""
 MISSES = 3
 """Unanswered questions after which a server counts as gone."""
+ASKED_AT_ONCE = 128
+"""Most servers that are asked at one time. Requests may name many that do not answer, and these delay the others."""
 FORGET = 60
 """Unanswered questions after which nobody asks any more, until a request names the server again."""
 
@@ -82,7 +84,7 @@ class Directory:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closed = False
-        self._pool = ThreadPoolExecutor(8, thread_name_prefix="statelink-directory")
+        self._pool = ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="statelink-directory")
         self._thread = threading.Thread(target=self._watch, name="statelink-directory", daemon=True)
         self._thread.start()
 
@@ -161,4 +163,5 @@ class Directory:
                 self.table.pop(address, None)
             if misses >= FORGET:
                 del self._misses[address]
+                self._why.pop(address, None)
                 self._known.pop(address, None)

@@ -17,6 +17,7 @@ class TransferFailed(Exception):
     """
 
     def __init__(self, room: object, reason: str) -> None:
-        self.failure_reason = reason or VOTED
+        # Other servers have a part in the text. SGLang cannot send half a character, and would end.
+        self.failure_reason = (reason or VOTED).encode("utf-8", "backslashreplace").decode()
         self.is_from_another_rank = not reason
         super().__init__(f"Statelink could not move the state of room {room}: {self.failure_reason}")

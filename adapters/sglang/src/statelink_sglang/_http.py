@@ -5,8 +5,12 @@ They block, so no scheduler's thread calls them.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import socket
+import threading
+import time
 from typing import Any, NamedTuple
 
 from ._server import MAX_ANSWER, PATH, SCHEMA
@@ -34,12 +38,12 @@ class Found(NamedTuple):
         """
         try:
             if content["schema"] != SCHEMA:
-                raise ValueError(f"version {content['schema']} of its answers, not {SCHEMA}")
+                raise ValueError(f"version {content['schema']!r:.80} of its answers, not {SCHEMA}")
             instances = tuple(
                 (str(each["instance"]), tuple(map(str, each["addresses"]))) for each in content["instances"]
             )
             port = int(content["http_port"])
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"an answer of another kind ({type(error).__name__}: {error})") from error
         if not instances or not all(addresses for _, addresses in instances):
             raise ValueError("an answer without ranks")
@@ -67,7 +71,7 @@ def ask(address: str, timeout: float) -> Found:
     """
     status, content = _exchange(address, "GET", PATH, None, timeout)
     if status == 503 and "missing" in content:
-        raise ValueError(f"prefill at {address} is starting: {content['missing']} are missing")
+        raise ValueError(f"prefill at {address} is starting: {content['missing']!s:.80} are missing")
     try:
         if status != 200:
             raise ValueError(f"HTTP status {status}")
@@ -92,7 +96,17 @@ def generate(address: str, payload: dict[str, Any], timeout: float) -> None:
 
 
 def _exchange(address: str, method: str, path: str, body: Any, timeout: float) -> tuple[int, dict[str, Any]]:
-    connection = http.client.HTTPConnection(address, timeout=timeout)
+    """One exchange, of about ``timeout`` seconds at most. A request may name any server, so none is trusted."""
+    end = time.monotonic() + timeout
+    try:
+        connection = http.client.HTTPConnection(address, timeout=timeout)
+        connection.connect()
+    except http.client.HTTPException as error:
+        raise ValueError(f"{address} is no address of a server: {error}") from error
+    # The socket's own limit begins again with each byte.
+    watch = threading.Timer(end - time.monotonic(), _cut, (connection.sock,))
+    watch.daemon = True
+    watch.start()
     try:
         headers = {} if body is None else {"Content-Type": "application/json"}
         connection.request(method, path, None if body is None else json.dumps(body).encode(), headers)
@@ -101,9 +115,18 @@ def _exchange(address: str, method: str, path: str, body: Any, timeout: float) -
     except http.client.HTTPException as error:
         raise ValueError(f"no server of this kind answers at {address}: {type(error).__name__}") from error
     finally:
+        watch.cancel()
         connection.close()
+    if time.monotonic() >= end:
+        raise TimeoutError(f"no whole answer in {timeout:g} s")
     try:
         content = json.loads(raw)
     except (ValueError, RecursionError):  # the latter if the JSON is nested too deeply
         content = {}
     return answer.status, content if isinstance(content, dict) else {}
+
+
+def _cut(sock: socket.socket) -> None:
+    """End a connection, so that who reads from it goes on. On the thread of a timer."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)

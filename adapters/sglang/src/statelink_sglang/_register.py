@@ -6,8 +6,8 @@ import enum
 import logging
 from typing import Any
 
-from . import _hooks
-from ._seam import SCHEDULER, differences, loaded
+from . import _hooks, _routing
+from ._seam import CONTROLLER, SCHEDULER, differences, loaded
 
 __all__ = ["NAME", "register"]
 
@@ -45,9 +45,16 @@ def _register() -> None:
 
     HookRegistry.register(f"{UTILS}.TransferBackend", _with_statelink(utils.TransferBackend), HookType.REPLACE)
     HookRegistry.register(f"{UTILS}.get_kv_class", around_get_kv_class, HookType.AROUND)
+    hooks: dict[str, Any] = {}
     if loaded(SCHEDULER):  # naming a scheduler's module would import it; the other processes need none of this
-        for target, hook in _hooks.AROUND.items():
-            HookRegistry.register(target, hook, HookType.AROUND)
+        from . import _admission
+
+        hooks.update(_hooks.AROUND)
+        hooks.update(_admission.AROUND)
+    if loaded(CONTROLLER):
+        hooks.update(_routing.AROUND)
+    for target, hook in hooks.items():
+        HookRegistry.register(target, hook, HookType.AROUND)
     if NAME not in DISAGG_TRANSFER_BACKEND_CHOICES:
         add_disagg_transfer_backend_choices([NAME])
 

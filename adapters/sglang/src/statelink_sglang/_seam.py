@@ -16,18 +16,20 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
-__all__ = ["SCHEDULER", "VERSION", "differences", "loaded"]
+__all__ = ["CONTROLLER", "SCHEDULER", "VERSION", "differences", "loaded"]
 
 VERSION = "0.5.23"
 """The version of SGLang that the adapter is tested with."""
 
 SCHEDULER = "sglang.srt.managers.scheduler"
+CONTROLLER = "sglang.srt.managers.data_parallel_controller"
 
 BASE = "sglang.srt.disaggregation.base.conn"
 UTILS = "sglang.srt.disaggregation.utils"
 HOOKS = "sglang.srt.plugins.hook_registry"
 PREFILL = "sglang.srt.disaggregation.prefill"
 DECODE = "sglang.srt.disaggregation.decode"
+REQUEST = "sglang.srt.managers.schedule_batch"
 
 # fmt: off
 MEMBERS: dict[str, str] = {
@@ -97,11 +99,20 @@ CALLS: dict[str, str] = {
 SCHEDULER_CALLS: dict[str, str] = {
     f"{PREFILL}:PrefillBootstrapQueue._init_kv_manager": "self",
     f"{PREFILL}:PrefillBootstrapQueue.create_sender": "self req num_kv_heads",
+    f"{PREFILL}:PrefillBootstrapQueue.add": "self req num_kv_heads",
     f"{DECODE}:DecodePreallocQueue._init_kv_manager": "self",
+    f"{DECODE}:DecodePreallocQueue.add": "self req is_retracted is_rebootstrap",
     f"{DECODE}:DecodePreallocQueue._create_receiver_and_enqueue": "self req is_rebootstrap",
     f"{DECODE}:DecodePreallocQueue._rebootstrap_prefill_len": "req",
+    f"{UTILS}:is_aborted": "req",
+    f"{REQUEST}:Req.set_finish_with_abort": "self error_msg status_code err_type",
 }
 """The same in schedulers."""
+
+CONTROLLER_CALLS: dict[str, str] = {
+    f"{CONTROLLER}:DataParallelController.follow_bootstrap_room_scheduler": "self req",
+}
+"""The same in a controller of DP ranks."""
 
 VARIABLES: dict[str, str] = {
     "sglang.srt.environ:Envs": "SGLANG_DISAGG_STAGING_BUFFER SGLANG_RUST_SERVER "
@@ -116,8 +127,14 @@ SCHEDULER_ATTRIBUTES: dict[str, str] = {
     "transfer_queue",
     f"{DECODE}:DecodeTransferQueue": "deferred_kv_release_timeout",
     f"{SCHEDULER}:Scheduler": "model_config req_to_token_pool sliding_window_size",
+    f"{REQUEST}:Req": "bootstrap_host bootstrap_port bootstrap_room cache_salt input_embeds logprob lora_id "
+    "multimodal_inputs origin_input_ids output_ids positional_embed_overrides return_logprob sampling_params",
+    f"{UTILS}:MetadataBuffers": "output_top_logprobs_val",
 }
 """Attributes that are read, among others, and that methods of the class set. In schedulers."""
+
+CONTROLLER_ATTRIBUTES: dict[str, str] = {f"{CONTROLLER}:DataParallelController": "_active_workers"}
+"""The same in a controller of DP ranks."""
 # fmt: on
 
 
@@ -151,10 +168,15 @@ def _differences() -> Iterator[str]:
             yield from _compare(f"{target}.{name}", "parameters", expected, _parameters)
     for target, expected in VARIABLES.items():
         yield from _compare(target, "variables", expected, vars, more=False)
+    calls, attributes = dict(CALLS), dict[str, str]()
     if loaded(SCHEDULER):
-        for target, expected in SCHEDULER_ATTRIBUTES.items():
-            yield from _compare(target, "attributes", expected, _set_attributes, more=False)
-    calls = {**CALLS, **(SCHEDULER_CALLS if loaded(SCHEDULER) else {})}
+        calls.update(SCHEDULER_CALLS)
+        attributes.update(SCHEDULER_ATTRIBUTES)
+    if loaded(CONTROLLER):
+        calls.update(CONTROLLER_CALLS)
+        attributes.update(CONTROLLER_ATTRIBUTES)
+    for target, expected in attributes.items():
+        yield from _compare(target, "attributes", expected, _set_attributes, more=False)
     for target, expected in calls.items():
         yield from _compare(target, "parameters", expected, _parameters)
 

@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import socket
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple, get_type_hints
@@ -148,6 +149,11 @@ class BootstrapServer:
 class _Listener(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log what ended a connection. Probes of load balancers reset theirs: only the debug log has that."""
+        reset = isinstance(sys.exc_info()[1], OSError)
+        log.log(logging.DEBUG if reset else logging.ERROR, "a connection from %s", client_address, exc_info=True)
 
     def server_bind(self) -> None:
         # The base class looks up the host's name, which may take seconds and is used nowhere.

@@ -47,8 +47,6 @@ class Transfer:
     def __init__(self, manager: Manager, room: Any) -> None:
         self.kv_mgr = manager
         self.bootstrap_room = room
-        if not isinstance(room, int) or room < 1:
-            self._failure = f"the request has the room {room!r}; a number above zero is needed"
 
     def poll(self) -> int:
         """How far the request is, as the queue in which it is may see it.

@@ -6,6 +6,7 @@ as tests, import it, too. It imports Statelink and SGLang's queues.
 
 from __future__ import annotations
 
+from ._admission import around_decode_add, around_prefill_add
 from ._calls import Calls
 from ._content import content_of_request
 from ._declines import Declines
@@ -45,7 +46,9 @@ __all__ = [
     "Timeouts",
     "TransferFailed",
     "announcing",
+    "around_decode_add",
     "around_init_kv_manager",
+    "around_prefill_add",
     "check_server",
     "content_of_request",
     "describe_pools",

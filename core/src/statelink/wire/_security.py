@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import functools
 import ipaddress
-import logging
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zmq
 import zmq.utils.z85
 
+from statelink._logs import logger
 from statelink.backend import Tally
 from statelink.errors import ConfigError
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Endpoint", "Gate", "check_dial", "check_listen", "host_of", "is_loopback", "parse_endpoint", "unbound"]
 
-log = logging.getLogger("statelink.wire")
+log = logger("statelink.wire")
 
 
 class Endpoint(NamedTuple):

@@ -82,13 +82,26 @@ class Site:
         self.module(module, source or BACKEND.format(cls="Made", api=api, name=name))
 
     def python(
-        self, code: str, *, path: str = "", flags: tuple[str, ...] = (), environment: Environment | None = None
+        self,
+        code: str,
+        *,
+        path: str = "",
+        flags: tuple[str, ...] = (),
+        environment: Environment | None = None,
+        seconds: float = 60,
     ) -> str:
         """Run a program of its own that sees these packages; returns what it prints."""
-        return self.run([sys.executable, *flags, "-c", textwrap.dedent(code)], path=path, environment=environment)
+        command = [sys.executable, *flags, "-c", textwrap.dedent(code)]
+        return self.run(command, path=path, environment=environment, seconds=seconds)
 
     def run(
-        self, command: list[str], *, path: str = "", expect: int = 0, environment: Environment | None = None
+        self,
+        command: list[str],
+        *,
+        path: str = "",
+        expect: int = 0,
+        environment: Environment | None = None,
+        seconds: float = 60,
     ) -> str:
         """Run a command that sees these packages; returns what it prints, on either stream."""
         clean = {key: value for key, value in os.environ.items() if not key.startswith("STATELINK_")}
@@ -99,7 +112,7 @@ class Site:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=60,
+            timeout=seconds,
             check=False,
         )
         assert done.returncode == expect, done.stdout

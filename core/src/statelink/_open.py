@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -14,16 +13,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from statelink._checks import check_config
+from statelink._holding import held, into
+from statelink._logs import logger
 from statelink._select import pick
 from statelink._slots import LinkSlot
 from statelink._staging import choose_staging, open_strategies
 from statelink.backend import Backend, BackendContext, Probe, Strategy
 from statelink.config import LinkConfig, read_config, read_options
 from statelink.errors import BackendUnavailableError, ConfigError, StateError, StatelinkError
-from statelink.link import Context, Link, Rendezvous, StaticRendezvous, check_verify, this_process
+from statelink.link import Context, Link, Rendezvous, StaticRendezvous, check_verify, opening, this_process
 from statelink.pointers import Checked, Platform, check, device_settings, hint_at_settings
 from statelink.registry import load_backend, plugin_manager, probed
-from statelink.rendezvous import Directory, connect
+from statelink.rendezvous import Directory, connecting
 from statelink.state import Inventory
 from statelink.state._types import load_types_with
 from statelink.telemetry import attach
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = ["__version__", "open", "probe"]
 
-log = logging.getLogger("statelink.open")
+log = logger("statelink.open")
 
 NO_THREAD = "can't start new thread"
 """What Python says where the system refuses a thread."""
@@ -88,8 +89,16 @@ def open(
             needs, or has as many links in this process as it declares. With ``auto``: every backend does so.
     """
     check_descriptors()
+    made: list[Link] = []
     try:
-        return _open(config, inventory, rendezvous)
+        try:
+            with opening():
+                _open(config, inventory, rendezvous, made)
+            return made[0]
+        except BaseException:  # also an interrupt, at any step, and what leaves an observer
+            for each in made:
+                each.close()
+            raise
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise no_descriptors(error) from error
@@ -109,7 +118,9 @@ def _open(
     config: LinkConfig | Mapping[str, Any] | str | os.PathLike[str] | None,
     inventory: Inventory,
     rendezvous: Rendezvous | None,
-) -> Link:
+    made: list[Link],
+) -> None:
+    """Open a link, and append it to ``made``."""
     given = read_config(config)
     settled = check_config(given)
     described: object = inventory  # without a type checker, an engine may pass what `describe` takes
@@ -132,7 +143,8 @@ def _open(
         log.warning("rank %d of %s: %s", inventory.rank, inventory.instance, setting)
     settings = msgspec.structs.replace(given.config, backend=picked.kind.name)
     picked = picked._replace(strategies=choose_staging(picked.strategies, picked.kind, settings.staging, settings.role))
-    with contextlib.ExitStack() as opened:  # closed again in reverse order if something fails
+    opened = contextlib.ExitStack()
+    try:
         whole = open_strategies(picked.strategies, inventory, opened)
         if settings.verify != "off":
             check_verify(whole)
@@ -140,8 +152,7 @@ def _open(
             what = "two rendezvous are given"
             raise ConfigError(what, cause="one in the configuration, and one as an argument", backend=settings.backend)
         name = f"{inventory.instance[:48]}.{inventory.rank}-{secrets.token_hex(8)}"
-        slot = LinkSlot(picked.kind, name)
-        opened.callback(slot.free)
+        slot = held(opened, partial(LinkSlot, picked.kind, name), LinkSlot.free)
 
         def check_again() -> Checked:
             return check(inventory, role=settings.role, platform=Platform.here())
@@ -150,17 +161,21 @@ def _open(
         directory, context = _prepare(
             settings, picked, name, whole, rendezvous, hooks, slot, checks, settled["keys"], opened
         )
-        link = Link(context)
-        opened.pop_all()
-    try:
+        into(made, partial(Link, context))
+        (link,) = made
         attach(settled["telemetry"], link, hooks)
+        if directory is not None:
+            directory.register(inventory.instance, inventory.rank, inventory.ranks, link.address)
+        context.tell("statelink_link_opened", link=link)
     except BaseException:
-        link.close()
+        if not made:  # otherwise, the parts are the link's
+            opened.close()
         raise
-    if directory is not None:
-        directory.register(inventory.instance, inventory.rank, inventory.ranks, link.address)
-    context.tell("statelink_link_opened", link=link)
-    return link
+
+
+def _close_each(made: list[Backend]) -> None:
+    for each in made:
+        each.close()
 
 
 def _check_ranks(inventory: Inventory) -> None:
@@ -210,27 +225,39 @@ def _prepare(
     ``checks``: what was found out about the memory, and how to find it out again.
     """
     checked, check_again = checks
-    channel = Channel(name, settings.listen, advertise=settings.advertise, keys=keys, insecure=settings.insecure)
-    opened.callback(channel.close)
+    listening = partial(
+        Channel, name, settings.listen, advertise=settings.advertise, keys=keys, insecure=settings.insecure
+    )
+    channel = held(opened, listening, Channel.close)
 
-    def start(registration: int) -> tuple[Backend, Handshake]:
-        if registration:
-            check_again()
-        made = _construct(picked, name, settings, channel)
+    def start(registration: int, made: list[Backend]) -> Handshake:
+        _construct(picked, name, settings, channel, made)
+        (backend,) = made
+        with hint_at_settings(checked, backend=settings.backend):
+            backend.register(inventory.regions)
+            own = _own_handshake(name, settings, backend, picked.strategies, inventory)
+        return msgspec.structs.replace(own, registration=registration)
+
+    def start_again(registration: int) -> tuple[Backend, Handshake]:
+        check_again()
+        made: list[Backend] = []
         try:
-            with hint_at_settings(checked, backend=settings.backend):
-                made.register(inventory.regions)
-                own = _own_handshake(name, settings, made, picked.strategies, inventory)
+            own = start(registration, made)
+            return made[0], own
         except BaseException:
-            made.close()
+            _close_each(made)
             raise
-        return made, msgspec.structs.replace(own, registration=registration)
 
-    backend, own = start(0)
-    opened.callback(backend.close)
-    directory = connect(settings, link=name, keys=keys) if settings.rendezvous else None
+    backends: list[Backend] = []
+    opened.callback(_close_each, backends)
+    own = start(0, backends)
+    (backend,) = backends
+    directory: Directory | None = None
+    if settings.rendezvous:
+        directory = held(opened, connecting(settings, link=name, keys=keys), lambda each: each.close())
     found = directory or rendezvous or StaticRendezvous(settings.peers)
-    opened.callback(found.close)
+    if found is not directory:
+        opened.callback(found.close)
     context = Context(
         settings,
         channel,
@@ -243,7 +270,7 @@ def _prepare(
         memory=checked.summary(),
         closed=slot.free,
         explained=partial(hint_at_settings, checked),
-        start=start,
+        start=start_again,
     )
     return directory, context
 
@@ -265,7 +292,8 @@ def probe(backend: str, options: Mapping[str, Any] | None = None) -> Probe:
     return probed(backend_type, read_options(backend_type.Options, options or {}, f"options of backend {backend!r}"))
 
 
-def _construct(picked: Picked, name: str, settings: LinkConfig, channel: Channel) -> Backend:
+def _construct(picked: Picked, name: str, settings: LinkConfig, channel: Channel, made: list[Backend]) -> None:
+    """Make the backend's object, and append it to ``made``."""
     hosts = data_hosts(channel.bound, settings.advertise)
     loopback = is_loopback(channel.endpoint.address)
     if is_loopback(f"tcp://{hosts.host}:0") and not loopback:
@@ -281,7 +309,7 @@ def _construct(picked: Picked, name: str, settings: LinkConfig, channel: Channel
         require=frozenset(settings.require),
     )
     try:
-        return picked.kind(context)
+        into(made, partial(picked.kind, context))
     except StatelinkError:
         raise
     except Exception as error:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from statelink._logs import logger
 from statelink.backend import Backend, Fence, Fencing, Op, Side, Strategy, Transports
 from statelink.backend._interface import cannot_register
 from statelink.config import read_options
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AUTO", "Picked", "check_options", "check_transport", "pick"]
 
-log = logging.getLogger("statelink.open")
+log = logger("statelink.open")
 
 AUTO = "auto"
 """As a backend's name: the backend of highest priority that can run here."""

@@ -15,6 +15,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple, get_type_hints
 
+from statelink.backend import close_in_children
+
 __all__ = ["PATH", "SCHEMA", "BootstrapServer", "Row"]
 
 log = logging.getLogger("statelink.sglang")
@@ -136,6 +138,7 @@ class BootstrapServer:
                 f"the bootstrap server of the transfer backend 'statelink' cannot listen on {host}:{port}: "
                 f"{error.strerror}; choose another --disaggregation-bootstrap-port",
             ) from error
+        close_in_children(self._server.socket)
         self.host, self.port = self._server.server_address[:2]
         self._thread = threading.Thread(target=self._server.serve_forever, name="statelink-bootstrap", daemon=True)
         self._thread.start()

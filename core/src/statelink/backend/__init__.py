@@ -6,10 +6,12 @@ of the protocol. Start with `Backend`; the embedded backend in ``statelink.tcp``
 
 from __future__ import annotations
 
+from statelink._logs import logger
 from statelink.plan import Blocks, Move
 from statelink.state import Region
 
 from ._capabilities import ANY, Capabilities, Check, Fence, Op, Probe, Side, SubmitMode, Verdict
+from ._children import close_in_children
 from ._copying import CopyingBackend
 from ._descriptors import pack_descriptors, unpack_descriptors
 from ._ends import Ends
@@ -93,7 +95,9 @@ __all__ = [
     "Transports",
     "Verdict",
     "boot_id",
+    "close_in_children",
     "hookimpl",
+    "logger",
     "pack_descriptors",
     "unpack_descriptors",
 ]

@@ -13,6 +13,7 @@ marks the room as not quiesced. The docstring of each package says which thread 
 from __future__ import annotations
 
 from ._context import Context
+from ._exits import opening
 from ._handle import Room
 from ._inspect import ask, sockets
 from ._link import Link
@@ -38,6 +39,7 @@ __all__ = [
     "ask",
     "check_hash",
     "check_verify",
+    "opening",
     "sockets",
     "this_process",
 ]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from statelink._logs import logger
 from statelink.backend import EventDriven, Fence, Fencing, Op, RegionTable, Side
 from statelink.errors import ClosedError, PeerError, TransferError, WireError
 from statelink.wire import write_handshake
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Context"]
 
-log = logging.getLogger("statelink.link")
+log = logger("statelink.link")
 
 
 class Context:

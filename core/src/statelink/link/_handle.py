@@ -51,7 +51,7 @@ class Room:
     that the engine's own call makes `quiesced` false when it names memory.
     """
 
-    _lock: threading.Lock
+    _lock: threading.RLock
     """Admits one thread of the engine at a time to calls that name memory."""
 
     def __init__(self, state: RoomState) -> None:

@@ -8,11 +8,9 @@ own answers, so that no client delays the link.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 import stat
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,11 +18,14 @@ from typing import Any
 
 import msgspec
 
+from statelink._background import Background
 from statelink._json import decode_json
+from statelink._logs import logger
+from statelink.backend import close_in_children
 
 __all__ = ["Inspection", "ask", "folders", "sockets"]
 
-log = logging.getLogger("statelink.link")
+log = logger("statelink.link")
 
 PATIENCE = 2.0
 """Seconds that a client may take to read the answer. Other clients wait meanwhile; the link does not."""
@@ -75,7 +76,7 @@ def ask(path: Path) -> dict[str, Any]:
 
 
 class Inspection:
-    """The socket of one link, and the thread that answers on it.
+    """The socket of one link, and the thread that answers on it, after `start`.
 
     Args:
         link: The link's name.
@@ -86,6 +87,7 @@ class Inspection:
         self._look = look
         self._path: Path | None = None
         name = f"{os.getpid()}-{link.rpartition('-')[2]}"
+        self._thread = Background(self._serve, "statelink-inspect")
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         for folder in folders():
             try:
@@ -95,14 +97,15 @@ class Inspection:
                 log.debug("no socket for statelink inspect in %s: %s", folder, error)
         else:
             self._listening.close()
-            return
-        self._thread = threading.Thread(target=self._serve, name="statelink-inspect", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError as error:  # the system has no thread left
-            log.warning("nobody answers statelink inspect: %s", error)
-            self._remove()
-            self._listening.close()
+
+    def start(self) -> None:
+        """Start the thread."""
+        if self._path is not None:
+            try:
+                self._thread.start()
+            except RuntimeError as error:  # the system has no thread left
+                log.warning("nobody answers statelink inspect: %s", error)
+                self.close()
 
     def _listen(self, folder: Path, name: str) -> None:
         with contextlib.suppress(FileExistsError):
@@ -118,9 +121,12 @@ class Inspection:
             self._listening.bind(str(early))
             early.chmod(0o600)
             self._listening.listen(8)
-            self._path = early.rename(folder / f"{name}.sock")
-        except OSError:
+            close_in_children(self._listening)
+            self._path = folder / f"{name}.sock"
+            early.rename(self._path)
+        except BaseException:
             early.unlink(missing_ok=True)
+            self._remove()
             raise
 
     def _serve(self) -> None:
@@ -153,9 +159,10 @@ class Inspection:
         """Remove the socket and end the thread."""
         if not self._remove():
             return
-        with contextlib.suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread
-        self._thread.join(2 * PATIENCE)
+        if not self._thread.cancel():
+            with contextlib.suppress(OSError):
+                self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread
+            self._thread.join(2 * PATIENCE)
         self._listening.close()
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import functools
-import logging
 import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from statelink._logs import logger
 from statelink.errors import ConfigError, RoomError, TransferError
 from statelink.plan import MAX_TOKENS, checked_content, checked_int
 from statelink.wire import parse_endpoint
 
 from ._control import Control
+from ._exits import AtExit
 from ._handle import check_wait, is_duration
 from ._inspect import Inspection
 from ._room_table import RoomTable, closed, suspended, unfinished
@@ -28,13 +29,15 @@ if TYPE_CHECKING:
 
     from ._context import Context
     from ._handle import Room
-    from ._room import Ready
+    from ._room import Ready, RoomState
     from .peers import Peer
 
 __all__ = ["Link"]
 
-log = logging.getLogger("statelink.link")
+log = logger("statelink.link")
 
+LATE = 5.0
+"""Seconds to wait for the end of a control thread that has just begun."""
 MAX_ROOM = (1 << 64) - 1
 MAX_ATTEMPT = (1 << 63) - 1
 
@@ -53,22 +56,32 @@ class Link:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._table = RoomTable(context)
-        self._changing = threading.Lock()
-        """Lets one thread of the engine suspend, resume or close the link at a time."""
+        self._changing = threading.RLock()
+        """Lets one thread of the engine suspend, resume or close the link at a time. That thread's signal handlers may
+        close it, too."""
         self._suspended = False
         self._closed = False
         self._clean: bool | None = None
         """Whether the link closed in time; ``None`` until it has closed."""
+        self._ended = False
+        """Whether it has closed, and no thread of it is left."""
         role = context.config.role
         self._prefill = PrefillRole(context, self._table) if can_send(role) else None
         self._decode = DecodeRole(context, self._table) if can_receive(role) else None
         self._control = Control(context, self._prefill, self._decode)
-        self._inspection = Inspection(context.name, self.snapshot) if context.config.inspect else None
-        try:
+        self._inspection: Inspection | None = None
+        self._at_exit = AtExit(self._end_rooms, self._close_at_exit)
+        try:  # an interrupt may come anywhere
+            if context.config.inspect:
+                self._inspection = Inspection(context.name, self.snapshot)
+                self._inspection.start()
+            self._at_exit.note()
             self._control.start()
         except BaseException:
+            self._at_exit.forget()
             if self._inspection is not None:
                 self._inspection.close()
+            context.loop.stop(LATE)
             raise
 
     @property
@@ -446,19 +459,38 @@ class Link:
             if self._clean is not None:
                 return self._clean
             clean = self._clean = self._close(timeout)
+        if self._ended:
+            self._at_exit.forget()
         self._context.tell("statelink_link_closed", link=self)
         return clean
 
-    def _close(self, timeout: float) -> bool:
+    def _end_rooms(self) -> list[tuple[RoomState, Room]]:
+        """Begin to close: fail the rooms, and let none be opened. Returns the rooms."""
+        self._closed = True
         self._table.end()
         entries = self._table.all()
         for state, _ in entries:
             self._context.post(state.link_closes)
+        return entries
+
+    def _close_at_exit(self, timeout: float) -> bool:
+        """Close within about ``timeout`` seconds, whatever other threads do with the link meanwhile."""
+        until = time.monotonic() + timeout
+        if not self._changing.acquire(timeout=timeout):
+            return False
+        try:
+            self.close(max(0.5, until - time.monotonic()))
+            return self._ended
+        finally:
+            self._changing.release()
+
+    def _close(self, timeout: float) -> bool:
+        entries = self._end_rooms()
         until = time.monotonic() + timeout
         for _, room in entries:
             room.wait(max(0.0, until - time.monotonic()), quiesced=True)
         remaining = max(0.5, until - time.monotonic())
-        ended = self._control.stop(remaining)
+        ended = self._ended = self._control.stop(remaining)
         proven = all(state.proven for state in (*(each for each, _ in entries), *self._table.unproven()))
         if self._inspection is not None:
             self._inspection.close()

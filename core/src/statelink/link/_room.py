@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from statelink._logs import logger
 from statelink.backend import Moved, RoomReport
 from statelink.errors import Reason
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Ready", "RoomState", "RoomWatcher", "room_reason"]
 
-log = logging.getLogger("statelink.link")
+log = logger("statelink.link")
 
 READY_POLL = 0.0005
 """Seconds between two queries of an engine's ready event. An event that is ready at once is queried once."""
@@ -142,7 +142,7 @@ class RoomState:
         self.ended = Flag()
         self._watcher = watcher
         self._quiet = Flag(True)
-        self._naming = threading.Lock()
+        self._naming = threading.RLock()  # as the lock of the room's handle
         """Guards `quiesced`, `proven`, `_taken`, `_quiet` and `_named`: the engine's threads name memory and take it
         back, and the control thread finds out when that memory may be reused."""
         self._moved: dict[str, Moved] = {}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from statelink._logs import logger
 from statelink.errors import ClosedError, RoomError
 
 from ._deadlines import Deadlines
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RoomTable", "Rooms", "closed", "suspended", "unfinished"]
 
-log = logging.getLogger("statelink.link")
+log = logger("statelink.link")
 
 UNTAKEN_CHANGES = 4096
 """Most changed rooms that are kept until the first call of `RoomTable.take_changes`. An engine may never call it, and
@@ -51,7 +51,7 @@ class RoomTable:
         self.watch = Deadlines(context).add
         self._totals = Totals()
         self._most_pushes = context.config.max_pushes
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler or a `__del__` may call the link meanwhile
         """Guards the ids and the number of pushes."""
         self._rooms: dict[str, dict[int, tuple[RoomState, Room]]] = {"prefill": {}, "decode": {}}
         """By the role that this link plays in the room, and by id."""

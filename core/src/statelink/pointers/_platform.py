@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol
+
+from statelink._logs import logger
 
 from ._cuda import Cuda
 from ._hip import Hip
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Driver", "Platform"]
 
-log = logging.getLogger("statelink.pointers")
+log = logger("statelink.pointers")
 
 
 class Driver(Protocol):

@@ -6,7 +6,6 @@ import functools
 import importlib.metadata
 import importlib.resources
 import json
-import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from statelink._logs import logger
 from statelink.backend import API_VERSION, Backend, Probe, Strategy
 from statelink.errors import (
     BackendIncompatibleError,
@@ -35,7 +35,7 @@ __all__ = [
     "probed",
 ]
 
-log = logging.getLogger("statelink.registry")
+log = logger("statelink.registry")
 
 GROUP = "statelink.backends"
 CORE = "statelink"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from statelink import wire
+from statelink._background import Background
+from statelink._holding import held
+from statelink._logs import logger
 from statelink.errors import ConfigError, PeerError, Reason, WireError
 from statelink.link import StaticRendezvous
 
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RendezvousClient"]
 
-log = logging.getLogger("statelink.rendezvous")
+log = logger("statelink.rendezvous")
 
 RETRY = 1.0
 """Seconds after which an unanswered question or registration is sent again."""
@@ -68,20 +71,21 @@ class RendezvousClient:
             self._waker, self._wakee = map(undo.enter_context, socket.socketpair())
             self._waker.setblocking(False)
             self._wakee.setblocking(False)
-            self._channel = wire.Channel(
-                link,
-                "",
-                advertise="",
-                keys=keys,
-                insecure=False,
-                kinds=wire.RENDEZVOUS_KINDS,
+            speaking = partial(
+                wire.Channel, link, "", advertise="", keys=keys, insecure=False, kinds=wire.RENDEZVOUS_KINDS
             )
-            undo.callback(self._channel.close)
+            self._channel = held(undo, speaking, wire.Channel.close)
             self._channel.dial(self._server)
             self._channel.start(self._wakee.fileno())
-            self._thread = threading.Thread(target=self._run, name="statelink-rendezvous", daemon=True)
-            self._thread.start()
-            undo.pop_all()  # the thread closes the channel, and `close` the rest
+            self._thread = Background(self._run, "statelink-rendezvous")
+            try:
+                self._thread.start()
+                undo.pop_all()  # the thread closes the channel, and `close` the rest
+            except BaseException:
+                if not self._thread.cancel():
+                    undo.pop_all()
+                    self.close()
+                raise
 
     def register(self, instance: str, rank: int, ranks: int, address: str) -> None:
         """Register a rank at ``address``, and keep it registered. Does not block. The server need not be there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from statelink import wire
@@ -12,10 +13,12 @@ from ._cluster import Cluster, is_etcd
 from ._etcd import EtcdClient
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from statelink.config import LinkConfig
     from statelink.wire import Keys
 
-__all__ = ["Directory", "check_directory", "connect"]
+__all__ = ["Directory", "check_directory", "connecting"]
 
 
 class Directory(Rendezvous, Protocol):
@@ -25,8 +28,8 @@ class Directory(Rendezvous, Protocol):
         """Register a rank at ``address``, and keep it registered until the directory is closed. Does not block."""
 
 
-def connect(config: LinkConfig, *, link: str, keys: Keys | None) -> Directory:
-    """The client for ``config.rendezvous``. Its thread runs until it is closed. The server need not be there.
+def connecting(config: LinkConfig, *, link: str, keys: Keys | None) -> Callable[[], Directory]:
+    """What makes the client for ``config.rendezvous``. Its thread runs until it is closed. The server may be absent.
 
     Args:
         config: The link's configuration.
@@ -38,15 +41,15 @@ def connect(config: LinkConfig, *, link: str, keys: Keys | None) -> Directory:
     """
     if is_etcd(config.rendezvous):
         cluster = Cluster.of(config.rendezvous, config.etcd, insecure=config.insecure)
-        return EtcdClient(cluster, link=link, peers=config.peers)
-    return RendezvousClient(config.rendezvous, link=link, keys=keys, peers=config.peers)
+        return partial(EtcdClient, cluster, link=link, peers=config.peers)
+    return partial(RendezvousClient, config.rendezvous, link=link, keys=keys, peers=config.peers)
 
 
 def check_directory(config: LinkConfig, *, keys: Keys | None) -> None:
     """Check that a link can use ``config.rendezvous``, without asking the directory. Opens nothing.
 
     Raises:
-        ConfigError: As `connect`.
+        ConfigError: As `connecting`.
     """
     if is_etcd(config.rendezvous):
         Cluster.of(config.rendezvous, config.etcd, insecure=config.insecure)

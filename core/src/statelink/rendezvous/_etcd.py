@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import threading
 import time
@@ -13,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from statelink._background import Background
+from statelink._logs import logger
 from statelink.errors import Reason
 from statelink.link import StaticRendezvous
 from statelink.wire import MAX_RANKS
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EtcdClient"]
 
-log = logging.getLogger("statelink.rendezvous")
+log = logger("statelink.rendezvous")
 
 RETRY = 1.0
 """Seconds after which what failed is tried again."""
@@ -89,13 +90,16 @@ class EtcdClient:
         self._loop = asyncio.new_event_loop()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ended = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, args=(started,), name="statelink-rendezvous", daemon=True)
+        self._thread = Background(partial(self._run, started), "statelink-rendezvous")
         try:
             self._thread.start()
-        except BaseException:  # the system has no thread left
-            self._loop.close()
+            started.wait()
+        except BaseException:
+            if self._thread.cancel():  # the system has no thread left
+                self._loop.close()
+            else:
+                self.close()
             raise
-        started.wait()
 
     # Any thread.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import secrets
 import socket
 import threading
@@ -11,13 +10,14 @@ import time
 from typing import Any
 
 from statelink import wire
+from statelink._logs import logger
 from statelink.errors import ConfigError, PeerError, StatelinkError, WireError
 
 from ._registry import Registry
 
 __all__ = ["RendezvousServer"]
 
-log = logging.getLogger("statelink.rendezvous")
+log = logger("statelink.rendezvous")
 
 MAX_REQUEST = 16 << 10
 """Most bytes of a client's message. A registration with the longest names is shorter."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from statelink._logs import logger
 from statelink.backend import Capabilities, ReceiveHook, SendHook, Strategy
 from statelink.errors import ConfigError, UnsupportedError
 from statelink.state import Region
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Staged"]
 
-log = logging.getLogger("statelink.staged")
+log = logger("statelink.staged")
 
 ROW_SECONDS = 250e-9
 COPY_BYTES = 2e9

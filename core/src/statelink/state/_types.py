@@ -296,16 +296,14 @@ def state_type(name: str) -> StateType:
 
 
 def load_types_with(loader: Callable[[], object]) -> None:
-    """Set a function that loads plugins. It is called once, when somebody asks for an unregistered type."""
+    """Set a function that loads plugins. It is called, without a lock, when somebody asks for an unregistered type."""
     global _loader
     _loader = loader
 
 
 def _ask_loader() -> None:
-    global _loader
-    loader, _loader = _loader, None
-    if loader is not None:
-        loader()
+    if _loader is not None:
+        _loader()
 
 
 def state_types() -> tuple[StateType, ...]:

@@ -128,17 +128,9 @@ class TcpBackend(Backend):
         try:
             ipaddress.ip_address(context.host)
             self._listener = Listener(context.link, host, self._options, self._find)
-        except (OSError, ValueError, RuntimeError) as error:
-            threadless = isinstance(error, RuntimeError)
+        except (OSError, ValueError) as error:
             chosen = "port 0 lets the system choose one" if self._options.port else ""
-            raise BackendUnavailableError(
-                "the data port cannot be opened",
-                cause=f"no thread can be started: {error}" if threadless else str(error),
-                hint=MORE_THREADS if threadless else chosen,
-                backend="tcp",
-                host=host,
-                port=self._options.port,
-            ) from error
+            raise self._portless(host, str(error), chosen) from error
         near = self._options.same_host_copy and _iovec.can_copy()
         # One key pair for each backend object, so that the knowledge of an earlier incarnation's peer is useless.
         self._private = X25519PrivateKey.generate()
@@ -152,6 +144,14 @@ class TcpBackend(Backend):
         )
         if near and self._options.permit_ptrace:
             _iovec.permit_ptrace()
+        try:
+            self._listener.start()  # the last thing: nothing that follows can fail and leave its thread behind
+        except RuntimeError as error:
+            raise self._portless(host, f"no thread can be started: {error}", MORE_THREADS) from error
+
+    def _portless(self, host: str, cause: str, hint: str) -> BackendUnavailableError:
+        what = "the data port cannot be opened"
+        return BackendUnavailableError(what, cause=cause, hint=hint, backend="tcp", host=host, port=self._options.port)
 
     @classmethod
     def raw(cls, name: str, options: Any, host: str, regions: Sequence[Region]) -> RawLibrary:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from statelink.backend import Tally
+from statelink.backend import Tally, close_in_children, logger
 
 from ._handshake import MAX_FRAME, PREFIX, Challenge, Hello, Proof, challenge, decode, frame, verify
 from ._receiver import Caller, Receiver
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Known", "Listener", "listen"]
 
-log = logging.getLogger("statelink.tcp")
+log = logger("statelink.tcp")
 
 BACKLOG: Final = 128
 ACCEPT_PAUSE: Final = 0.2
@@ -84,11 +84,12 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.create_server((host, port), family=family, backlog=BACKLOG)
     sock.setblocking(False)
+    close_in_children(sock)
     return sock
 
 
 class Listener:
-    """Listens at the data port and hands authenticated connections to the receivers of their peers.
+    """Listens at the data port and, after `start`, hands authenticated connections to the receivers of their peers.
 
     Two peers connect in any order. So a caller that this side does not know yet is kept until it does, but no longer
     than ``handshake_timeout``, like every caller.
@@ -105,7 +106,6 @@ class Listener:
 
     Raises:
         OSError: The port cannot be opened.
-        RuntimeError: The system starts no thread.
     """
 
     def __init__(self, link: str, host: str, options: Options, find: Callable[[str], Known | None]) -> None:
@@ -124,8 +124,23 @@ class Listener:
             self._selector.register(self._waker, selectors.EVENT_READ)
             self._selector.register(self._sock, selectors.EVENT_READ)
             self._thread = threading.Thread(target=self._run, name="tcp-listen", daemon=True)
-            self._thread.start()
             undo.pop_all()
+
+    def start(self) -> None:
+        """Start the thread. If this raises, nothing is left.
+
+        Raises:
+            RuntimeError: The system starts no thread.
+        """
+        try:
+            self._thread.start()
+        except Exception:  # it does not run
+            self._close_all()
+            raise
+        except BaseException:  # an interrupt: if it runs, or is about to, it closes everything
+            self._stopping = True
+            self._waker.wake()
+            raise
 
     def look_again(self) -> None:
         """Look again at the callers, because a peer has become known. Callable from any thread; never blocks."""
@@ -146,6 +161,9 @@ class Listener:
                 time.sleep(ACCEPT_PAUSE)
         for pending in list(self._pending.values()):
             self._drop(pending, "closing", "this side is closing")
+        self._close_all()
+
+    def _close_all(self) -> None:
         self._selector.close()
         self._sock.close()
         self._waker.close()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
-import logging
 import threading
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+
+from statelink.backend import logger
 
 from . import _iovec
 from ._copying import Copier
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Caller", "Receiver"]
 
-log = logging.getLogger("statelink.tcp")
+log = logger("statelink.tcp")
 
 SCRATCH: Final = 256 << 10
 """Memory for refused payload. It is overwritten again and again."""

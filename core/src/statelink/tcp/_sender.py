@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from statelink.backend import Side
+from statelink.backend import Side, logger
 from statelink.errors import TransferError
 
 from ._frames import REPLY, BadFrameError, Mode, Reply, Status, unpack_reply
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Sender"]
 
-log = logging.getLogger("statelink.tcp")
+log = logger("statelink.tcp")
 
 TRANSPORTS: Final = {Mode.COPY: "process_vm", Mode.SEND: "socket"}
 """The transports: the receiver reads this side's memory, or the connection carries the payload."""

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from statelink.backend import close_in_children
+
 from . import _iovec
 
 if TYPE_CHECKING:
@@ -221,6 +223,7 @@ class Stream:
 def prepare(sock: socket.socket, options: Options) -> None:
     """Set the options that both ends of every data connection use."""
     sock.setblocking(False)
+    close_in_children(sock)  # its end is what proves to the other side that this process has ended
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # With these, also a side that only listens notices in about a minute that a machine has vanished.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

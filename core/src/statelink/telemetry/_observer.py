@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from statelink._logs import logger
 from statelink.backend import RoomReport, hookimpl
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Observer", "RoomObserver"]
 
-log = logging.getLogger("statelink.telemetry")
+log = logger("statelink.telemetry")
 
 
 class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from statelink.backend import close_in_children
 from statelink.errors import ConfigError
 
 from ._observer import Observer
@@ -96,6 +97,7 @@ class Collector:
                     hint="choose another 'port'; each rank adds its number to it, so leave room for every rank",
                     code="config.telemetry",
                 ) from error
+            close_in_children(server.socket)
             self._servers[host, port] = server, thread, 1
 
     def unserve(self, host: str, port: int) -> None:

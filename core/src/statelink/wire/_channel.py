@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
-from statelink.backend import Tally
+from statelink._logs import logger
+from statelink.backend import Tally, close_in_children
 from statelink.errors import ConfigError, PeerError, WireError
 
 from ._codec import decode, encode
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Channel"]
 
-log = logging.getLogger("statelink.wire")
+log = logger("statelink.wire")
 
 QUEUE = 100_000
 """Messages that may wait for one peer. If there are more, the peer counts as unreachable."""
@@ -57,6 +58,21 @@ TURN_BYTES = 4 << 20
 """Most bytes taken from one socket before the others get their turn."""
 TURN_SECONDS = 0.01
 """Seconds for which messages of one socket are handled before the others get their turn."""
+
+
+class _Listening:
+    """The socket on which ZeroMQ listens. ZeroMQ opens and closes it.
+
+    Attributes:
+        descriptor: Its descriptor; below zero if there is none.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def fileno(self) -> int:
+        """Its descriptor."""
+        return self.descriptor
 
 
 class Channel:
@@ -99,7 +115,24 @@ class Channel:
         self._kinds = kinds
         self._owners: OrderedDict[str, str] = OrderedDict()
         self._parts, self._unintroduced = Parts(UNFINISHED), Parts(UNFINISHED_UNINTRODUCED)
+        self._dialled: dict[str, zmq.Socket[Any]] = {}
+        self._unheard: dict[str, Dialling] = {}
+        self._dials = itertools.count()
+        self._routes: OrderedDict[str, bytes] = OrderedDict()
+        self._latest: tuple[bytes, str] = b"", ""
+        """Routing id and sender of the latest message of a peer that dialled this link: its route is noted."""
+        self._frames, self._watch = Frames(named=keys is not None), Watch()
+        self.bound, self.endpoint = "", Endpoint("")
+        self._listening = _Listening(-1)
         self._context: zmq.Context[Any] = zmq.Context()
+        try:
+            self._open(endpoint, listen=bool(listen), advertise=advertise)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+
+    def _open(self, endpoint: Endpoint, *, listen: bool, advertise: str) -> None:
+        keys = self._keys
         if listen:  # a link; a client of the rendezvous server dials one address, and saves the memory of the table
             self._context.max_sockets = MOST_SOCKETS
         self._gate = Gate(self._context, keys.allow) if keys else None
@@ -108,24 +141,12 @@ class Channel:
             self._router.curve_server = True
             self._router.curve_secretkey = keys.secret.encode()
         self._router.router_mandatory = True
-        self._dialled: dict[str, zmq.Socket[Any]] = {}
-        self._unheard: dict[str, Dialling] = {}
-        self._dials = itertools.count()
-        self._routes: OrderedDict[str, bytes] = OrderedDict()
-        self._latest: tuple[bytes, str] = b"", ""
-        """Routing id and sender of the latest message of a peer that dialled this link: its route is noted."""
-        self._frames, self._watch = Frames(named=keys is not None), Watch()
         if self._gate is not None:
             self._watch.add(self._gate.socket)
-        self.bound, self.endpoint = "", Endpoint("")
         if not listen:
             return
         self._watch.add(self._router)
-        try:
-            self._router.bind(endpoint.address)
-        except zmq.ZMQError as error:
-            self.close()
-            raise unbound(endpoint.address, error) from error
+        self._bind(endpoint.address)
         bound = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self.bound = numeric(host_of(bound))
         listening = host_of(endpoint.address)
@@ -134,6 +155,19 @@ class Channel:
         self.endpoint = Endpoint(
             f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}", keys.public if keys else ""
         )
+
+    def _bind(self, address: str) -> None:
+        """Listen there, and not in children that are forked from this process."""
+        monitor = self._router.get_monitor_socket(zmq.EVENT_LISTENING)
+        try:
+            self._router.bind(address)
+            self._listening = _Listening(recv_monitor_message(monitor, zmq.NOBLOCK)["value"])
+        except zmq.ZMQError as error:
+            raise unbound(address, error) from error
+        finally:
+            self._router.disable_monitor()
+            monitor.close()
+        close_in_children(self._listening)
 
     def _socket(self, kind: int) -> zmq.Socket[Any]:
         socket: zmq.Socket[Any] = self._context.socket(kind)
@@ -373,6 +407,7 @@ class Channel:
             socket.close()
         if self._gate is not None:
             self._gate.socket.close()
+        self._listening.descriptor = -1  # before ZeroMQ closes it, and its number belongs to another file
         self._router.close()
         self._frames.close()
         self._context.destroy(linger=200)

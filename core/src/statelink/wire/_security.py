@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import functools
 import ipaddress
-import logging
 import re
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import zmq
 import zmq.utils.z85
 
+from statelink._logs import logger
 from statelink.backend import Tally
 from statelink.errors import ConfigError
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Endpoint", "Gate", "check_dial", "check_listen", "host_of", "is_loopback", "parse_endpoint", "unbound"]
 
-log = logging.getLogger("statelink.wire")
+log = logger("statelink.wire")
 
 ADDRESS = re.compile(r"tcp://[!-~]+:([0-9]{1,5})")
 NOT_IN_A_HOST = frozenset(";/?#")

@@ -13,6 +13,8 @@ import socket
 import threading
 import time
 
+from statelink.backend import close_in_children
+
 __all__ = ["Door", "unanswered"]
 
 MARK = 16
@@ -44,6 +46,7 @@ class Door:
         try:
             self._socket.bind((host, 0))
             self._socket.listen(128)
+            close_in_children(self._socket)
         except OSError:
             self._socket.close()
             raise

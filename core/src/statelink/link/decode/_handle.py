@@ -29,7 +29,7 @@ class Receiving(Room):
 
     def __init__(self, state: ReceivingState) -> None:
         self._state = state
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler or a `__del__` may call the link meanwhile
         """Admits one thread of the engine to `accept` at a time."""
 
     @property

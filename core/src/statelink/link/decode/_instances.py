@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from statelink import wire
+from statelink._logs import logger
 from statelink.errors import ConfigError, PeerError, Reason
 from statelink.link._diagnostics import seconds_since
 from statelink.link.peers import InstanceEvent, InstanceState, can_send, check_peer, is_sibling
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Instances"]
 
-log = logging.getLogger("statelink.link")
+log = logger("statelink.link")
 
 RETRY_REFUSED = 10.0
 """Seconds after which a refused instance is tried again, if failed rooms wait for its ranks to drain."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
+from statelink._logs import logger
 from statelink.link.peers import Explaining, InstanceState
 from statelink.wire import Trouble, parse_endpoint
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Unanswered"]
 
-log = logging.getLogger("statelink.link")
+log = logger("statelink.link")
 
 PATIENCE = 5.0
 """Seconds without an answer after which the log says so."""

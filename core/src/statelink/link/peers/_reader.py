@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from statelink._logs import logger
 from statelink.errors import WireError
 from statelink.link.runtime import reason_of
 from statelink.wire import MAX_EFFORT, MAX_HANDSHAKE, read_handshake
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_WAITING", "HandshakeReader"]
 
-log = logging.getLogger("statelink.link")
+log = logger("statelink.link")
 
 SMALL_HANDSHAKE, SMALL_EFFORT = 16 << 10, 1 << 12
 """The most bytes, and the most effort, of a handshake that the control thread reads: milliseconds of work at most."""

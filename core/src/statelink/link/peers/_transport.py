@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import logging
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from statelink._logs import logger
 from statelink.backend import UNKNOWN, Transports
 from statelink.errors import PeerError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Carrier", "check_transport", "known_transport", "transport_of"]
 
-log = logging.getLogger("statelink.link")
+log = logger("statelink.link")
 
 LOOK = 0.01
 """Seconds between two calls that ask the backend for the transport."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statelink import wire
+from statelink._logs import logger
 from statelink.backend import RegionTable
 from statelink.errors import MismatchError, Reason, WireError
 from statelink.link._diagnostics import seconds_since
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DecodeRanks", "Refusal"]
 
-log = logging.getLogger("statelink.link")
+log = logger("statelink.link")
 
 MAX_PEERS = 4096
 """Most decode ranks that one prefill rank serves."""

@@ -29,7 +29,7 @@ class Sending(Room):
         self._state = state
         self._budget = budget
         self._pushes = Pushes(state)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler or a `__del__` may call the link meanwhile
         """Lets one thread of the engine push at a time."""
 
     def push(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from statelink import wire
+from statelink._logs import logger
 from statelink.backend import Side
 from statelink.link._room_table import Rooms
 from statelink.link._status import Status
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PrefillRole"]
 
-log = logging.getLogger("statelink.link")
+log = logger("statelink.link")
 
 AboutDelivery = wire.Accepted | wire.Failed | wire.Note
 

@@ -6,6 +6,7 @@ import ctypes
 import os
 import sys
 import threading
+import weakref
 
 __all__ = ["Bell"]
 
@@ -30,10 +31,14 @@ class Bell:
 
     def __init__(self) -> None:
         self._descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._end = weakref.finalize(self, os.close, self._descriptor)
+        """Closes the descriptor, once, also if the opening of a link fails and nobody calls `close`."""
+        self._end.atexit = False
         self._bytes = ctypes.create_string_buffer(WIDTH)
         self.rung = False
-        self._lock = threading.Lock()
-        """Guards the descriptor: once it is closed, its number may belong to another file."""
+        self._lock = threading.RLock()
+        """Guards the descriptor: once it is closed, its number may belong to another file. The code of a signal handler
+        or of a ``__del__`` may run on a thread that holds it, and ring."""
 
     def fileno(self) -> int:
         """The descriptor, or -1 once it is closed."""
@@ -55,6 +60,5 @@ class Bell:
     def close(self) -> None:
         """Close the descriptor. Any thread, once nobody waits for it."""
         with self._lock:
-            descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+            self._descriptor = -1
+        self._end()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import logging
 import threading
 import time
 from collections import deque
@@ -15,9 +14,11 @@ from collections.abc import Callable, Generator, Hashable
 from types import GeneratorType
 from typing import NamedTuple
 
+from statelink._logs import logger
+
 __all__ = ["HELD_AFTER", "Job", "KeyOrder", "KeyedExecutor"]
 
-log = logging.getLogger("statelink.link")
+log = logger("statelink.link")
 
 HELD_AFTER = 0.1
 """Seconds without a sign of life after which a job counts as held: as a rule it waits for a peer, inside a library."""
@@ -40,7 +41,9 @@ class KeyOrder:
     """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        # A thread that holds it may run code of the engine: a handler of what it logs, or a ``__del__``. That code may
+        # call the link.
+        self.lock = threading.RLock()
         self._lines: dict[Hashable, tuple[KeyedExecutor, deque[tuple[KeyedExecutor, Job]]]] = {}
 
     def enter(self, executor: KeyedExecutor, key: Hashable, job: Job) -> KeyedExecutor | None:

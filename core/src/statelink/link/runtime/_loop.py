@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+from statelink._background import Background
+from statelink._logs import logger
 
 from ._bell import Bell
 from ._readers import Readers
 
 __all__ = ["Loop"]
 
-log = logging.getLogger("statelink.link")
+log = logger("statelink.link")
 
 BURST = 256
 """Most posted jobs that run before messages and timers get their turn."""
@@ -44,7 +46,7 @@ class Loop:
         self.readers = Readers(self._bell.fileno())
         self.asleep = False
         self._stop = False
-        self._thread: threading.Thread | None = None
+        self._thread: Background | None = None
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when a job was posted, or one of `readers` has something new.
@@ -56,18 +58,15 @@ class Loop:
     def start(self, receive: Callable[[float | None], None], end: Callable[[], None]) -> None:
         """Start the thread.
 
+        If this raises, or something that follows it, call `stop`.
+
         Args:
             receive: Called on the thread. Waits for messages for at most this many seconds (``None``: until a message
                 or a posted job comes), and handles them.
             end: Called on the thread, after everything else.
         """
-        self._thread = threading.Thread(target=self._run, args=(receive, end), name="statelink-control", daemon=True)
-        try:
-            self._thread.start()
-        except BaseException:  # the system has no thread left
-            self._thread = None
-            self.stop(0)
-            raise
+        self._thread = Background(partial(self._run, receive, end), "statelink-control")
+        self._thread.start()
 
     @property
     def alive(self) -> bool:
@@ -162,8 +161,8 @@ class Loop:
             self._stop = True
 
         self.post(last)
-        if self._thread is not None:
-            self._thread.join(timeout)
-        else:
+        if self._thread is None or self._thread.cancel():
             self._close()
+        else:
+            self._thread.join(timeout)
         return not self.alive

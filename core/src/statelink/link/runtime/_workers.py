@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from statelink._logs import logger
 from statelink.backend import Outcome, Transfer
 
 from ._executor import Job, KeyedExecutor, KeyOrder
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MakeExecutor", "Workers"]
 
-log = logging.getLogger("statelink.link")
+log = logger("statelink.link")
 
 SPARE_SETUPS = 32
 """Most jobs of `Workers.setups` that may be held at once, as by a peer that does not answer, and delay no other job."""
@@ -264,20 +264,27 @@ class Workers:
 
         Args:
             timeout: Seconds to wait for each executor, and for ``last``.
-            last: Runs on a thread of its own, since it may block. A job that is held inside a library may still run
-                beside it.
+            last: Runs on a thread of its own, since it may block; on the control thread if no thread can be started. A
+                job that is held inside a library may still run beside it.
         """
         self._closed = True
         distinct = {id(each): each for each in (self.moves, self.setups, self.fences, self.checks, self.readers)}
         ended = all([executor.close(timeout) for executor in distinct.values()])
+
+        over = threading.Event()
 
         def run() -> None:
             try:
                 last()
             except BaseException:
                 log.exception("backend %s failed to close", self._backend.name)
+            finally:
+                over.set()
 
-        thread = threading.Thread(target=run, name="statelink-close", daemon=True)
-        thread.start()
-        thread.join(timeout)
-        return ended and not thread.is_alive()
+        try:
+            threading.Thread(target=run, name="statelink-close", daemon=True).start()
+        except RuntimeError:
+            # The system has no thread left, or the interpreter is about to end and starts none. The control thread has
+            # nothing else to do.
+            self._loop.post(run)
+        return over.wait(timeout) and ended

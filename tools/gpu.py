@@ -1,16 +1,28 @@
 """Runs everything that needs a graphics card, in parts of less than ten minutes each. Needs no network.
 
-    python -m tools.gpu [--part NAME ...] [--list] [--out build/gpu]
+    python -m tools.gpu [--quick] [--part NAME ...] [--list] [--out build/gpu] [--seconds 480]
 
 Each part's output goes to a file. Without a card that torch reaches, it says what it would run, and ends well. It ends
 with an error if a part failed.
+
+With ``--quick``, the parts are questions: see `tools.card`. The first two minutes say whether UCX knows the card, whether
+the order of streams is kept, and which transport carries the bytes. Every part has a limit of its own, and all of them
+together have ``--seconds``. A part that fails or takes too long does not keep the next one from running. Two files are
+written: ``quick.jsonl`` has every answer as one line of JSON, and ``quick.txt`` has the answers and what each part printed,
+the logs of NIXL and UCX among it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import importlib
+import importlib.util
+import json
 import os
+import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -20,51 +32,108 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from .card.say import FILE
+
 ROOT = Path(__file__).parents[1]
 LIMIT = 600
 DEVICE = "cuda:0"
 BACKENDS = ("nixl", "mooncake")
-
-
-TESTS = "python -m pytest -q -p no:cacheprovider"
+KEPT = 1 << 20
+"""Bytes of a part's output that are kept in ``quick.txt``: its first half and its last half."""
 
 
 class Part(NamedTuple):
-    """A command, and what it shows."""
+    """A command, and what it shows.
+
+    Attributes:
+        what: What it shows.
+        command: Words after the interpreter.
+        limit: Seconds after which it is ended.
+    """
 
     what: str
-    command: str
+    command: tuple[str, ...]
+    limit: int = LIMIT
 
 
-def bench(name: str, backend: str, more: str) -> str:
+def tests(*words: str) -> tuple[str, ...]:
+    """A command that runs tests."""
+    return ("-m", "pytest", "-q", "-p", "no:cacheprovider", *words)
+
+
+def statelink(*words: str) -> tuple[str, ...]:
+    """A command that runs ``statelink``, wherever that is installed."""
+    return ("-c", "from statelink_command import main; main()", *words)
+
+
+def bench(name: str, backend: str, *more: str, rounds: int = 30) -> tuple[str, ...]:
     """A benchmark's command over memory of the card."""
-    return f"python -m benchmarks.{name} --backend {backend} --memory {DEVICE} --rounds 30 {more}"
+    words = ("--backend", backend, "--memory", DEVICE, "--rounds", str(rounds))
+    return ("-m", f"benchmarks.{name}", *words, *more)
+
+
+def card_part(name: str, *words: str) -> tuple[str, ...]:
+    """A command that asks one question of `tools.card`."""
+    return ("-m", f"tools.card.{name}", *words)
 
 
 PARTS = {
-    "pointers": Part("pointers of the card's driver", f"{TESTS} tests/pointers"),
-    "staging": Part("gathering and scattering on the card", f"{TESTS} tests/model -k staging"),
+    "pointers": Part("pointers of the card's driver", tests("tests/pointers")),
+    "staging": Part("gathering and scattering on the card", tests("tests/model", "-k", "staging")),
     **{
         f"kit-{backend}": Part(
             f"the contract of {backend} over the card's memory",
-            f"statelink conform {backend} --memory {DEVICE} --require",
+            statelink("conform", backend, "--memory", DEVICE, "--require"),
         )
         for backend in BACKENDS
     },
     **{
         f"{workload}-{backend}": Part(
             f"workload {workload} over {backend}, against a copy on the card",
-            bench("handoff", backend, f"--workload {workload}"),
+            bench("handoff", backend, "--workload", workload),
         )
         for backend in BACKENDS
         for workload in "ABC"
     },
     **{
-        f"D-{backend}": Part(f"workload D over {backend}", bench("unequal", backend, "--dim 128"))
+        f"D-{backend}": Part(f"workload D over {backend}", bench("unequal", backend, "--dim", "128"))
         for backend in BACKENDS
     },
-    "demo": Part("the demo over nixl", "statelink demo --backend nixl"),
+    "demo": Part("the demo over nixl", statelink("demo", "--backend", "nixl")),
 }
+
+QUICK = {
+    "look": Part("does UCX know the card; the card's own copies", card_part("look"), 90),
+    "order": Part("is the order of streams kept", card_part("order", "--rooms", "10"), 90),
+    "cuda-cuda": Part("card to card: which transport, GB/s", card_part("link", "cuda", "cuda"), 60),
+    "doctor": Part("what `statelink doctor` says", statelink("doctor", "nixl", "--memory", DEVICE), 45),
+    "pointers": Part("pointers of the card's driver", tests("tests/pointers"), 60),
+    "cuda-dram": Part("card to host", card_part("link", "cuda", "dram", "--rounds", "5"), 60),
+    "dram-cuda": Part("host to card", card_part("link", "dram", "cuda", "--rounds", "5"), 60),
+    "small-blocks": Part(
+        "card to card in blocks of 1 KiB", card_part("link", "cuda", "cuda", "--mib", "16", "--page-kib", "1"), 45
+    ),
+    "over-tcp": Part(
+        "card to card where UCX may only use TCP",
+        card_part("link", "cuda", "cuda", "--tls", "tcp,cuda_copy", "--mib", "64", "--rounds", "3"),
+        45,
+    ),
+    "tcp-refuses": Part(
+        "the backend tcp with memory of the card",
+        card_part("link", "cuda", "cuda", "--backend", "tcp", "--mib", "16", "--rounds", "1", "--refused"),
+        30,
+    ),
+    "staged": Part("card to card through staging rings", card_part("link", "cuda", "cuda", "--staged"), 45),
+    "gather": Part("gathering and scattering rows on the card", card_part("staging"), 45),
+    "calls": Part("how long the control thread is away", card_part("calls"), 60),
+    "A": Part("workload A", bench("handoff", "nixl", "--workload", "A", "--json", rounds=10), 45),
+    "C": Part("workload C", bench("handoff", "nixl", "--workload", "C", "--json", rounds=10), 60),
+    "D": Part("workload D, staged and direct", bench("unequal", "nixl", "--dim", "128", "--json", rounds=5), 60),
+    "kit-moving": Part("clauses of the kit", card_part("kit", "-k", "Moving or Stalling or Registration"), 90),
+    "kit-dying": Part("clauses of the kit on processes that die", card_part("kit", "-k", "Dying"), 90),
+    "kit-states": Part("clauses of the kit on all types of state", card_part("kit", "-k", "States or Fencing"), 90),
+}
+"""In the order in which their answers are wanted."""
 
 
 def card() -> str:
@@ -76,45 +145,148 @@ def card() -> str:
     return str(torch.cuda.get_device_name(0)) if torch.cuda.is_available() else ""
 
 
-def run(name: str, part: Part, out: Path) -> int:
-    """Run a part; its exit status, which is 124 if it took too long."""
-    began = time.monotonic()
-    with open(out / f"{name}.txt", "w") as file:
+def run(part: Part, log: Path, limit: float, environment: dict[str, str]) -> int:
+    """Run a part; its exit status, which is 124 if it took too long. Its whole group of processes is ended."""
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, *part.command],
+            cwd=ROOT,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+        )
         try:
-            done = subprocess.run(
-                [sys.executable, *part.command],
-                cwd=ROOT,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                timeout=LIMIT,
-                check=False,
-            ).returncode
+            return process.wait(limit)
         except subprocess.TimeoutExpired:
-            done = 124
-    print(f"{name}: {'passed' if done == 0 else f'exit status {done}'}, {time.monotonic() - began:.0f} s", flush=True)
-    if done:
-        print("".join((out / f"{name}.txt").read_text().splitlines(keepends=True)[-20:]))
-    return done
+            return 124
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def whole(names: list[str], out: Path) -> list[str]:
+    """Run parts, each into a file of its own. Returns those that failed."""
+    failed = []
+    for name in names:
+        began, log = time.monotonic(), out / f"{name}.txt"
+        done = run(PARTS[name], log, PARTS[name].limit, dict(os.environ))
+        told = "passed" if done == 0 else f"exit status {done}"
+        print(f"{name}: {told}, {time.monotonic() - began:.0f} s", flush=True)
+        if done:
+            failed.append(name)
+            print("".join(log.read_text(errors="replace").splitlines(keepends=True)[-20:]))
+    return failed
+
+
+def quick(names: list[str], out: Path, seconds: float) -> list[str]:
+    """Run parts, all into two files, and print each answer when it is there. Returns those that failed."""
+    ends, failed = time.monotonic() + seconds, []
+    environment, told = prepared()
+    answers, log = out / "answers.part", out / "log.part"
+    environment[FILE] = str(answers)
+    with (out / "quick.jsonl").open("w") as lines, (out / "quick.txt").open("w") as text:
+
+        def say(part: str, what: str, value: object, unit: str = "") -> None:
+            lines.write(json.dumps({"part": part, "what": what, "value": value, "unit": unit}) + "\n")
+            lines.flush()
+            text.write(line := f"{part}: {what}: {value}{f' {unit}' if unit else ''}\n")
+            text.flush()
+            print(line, end="", flush=True)
+
+        for each in told:
+            say("libraries", "on the loader's path", each)
+        for name in names:
+            part, began = QUICK[name], time.monotonic()
+            limit = min(part.limit, ends - began)
+            if limit < 5:
+                say(name, "status", "not run: no time was left")
+                failed.append(name)
+                continue
+            answers.write_text("")
+            text.write(f"\n===== {name}: {part.what}: {shlex.join(part.command)}\n")
+            text.flush()
+            done = run(part, log, limit, environment)
+            for each in answers.read_text().splitlines():
+                say(name, **json.loads(each))
+            printed = log.read_bytes()
+            for line in printed.decode(errors="replace").splitlines():
+                if line.startswith('{"workload"'):  # of a benchmark
+                    say(name, "row", json.loads(line))
+            status = "passed" if done == 0 else f"ended after its {limit:.0f} s" if done == 124 else f"exit status {done}"
+            say(name, "status", status)
+            say(name, "took", round(time.monotonic() - began), "s")
+            text.write(f"----- what {name} printed\n{excerpt(printed)}\n")
+            if done:
+                failed.append(name)
+                print(excerpt(printed, 2000), flush=True)
+    for each in (answers, log):
+        each.unlink(missing_ok=True)
+    return failed
+
+
+def excerpt(printed: bytes, most: int = KEPT) -> str:
+    """The first and the last half of what a part printed, if it is too long."""
+    if len(printed) > most:
+        left = len(printed) - most
+        printed = printed[: most // 2] + f"\n... {left} bytes are left out ...\n".encode() + printed[-most // 2 :]
+    return printed.decode(errors="replace")
+
+
+def prepared() -> tuple[dict[str, str], list[str]]:
+    """The environment of the parts: the libraries speak, and the loader finds CUDA's. Returns it, and what was added."""
+    environment = {"NIXL_LOG_LEVEL": "INFO", "UCX_LOG_LEVEL": "info", "PYTHONUNBUFFERED": "1", **os.environ}
+    added = [place for name in ("libcudart.so.13", "libnvidia-ml.so.1", "libcuda.so.1") for place in places(name)]
+    if added:
+        given = environment.get("LD_LIBRARY_PATH", "")
+        environment["LD_LIBRARY_PATH"] = os.pathsep.join([*added, *([given] if given else [])])
+    return environment, added
+
+
+def places(library: str) -> list[str]:
+    """Where a library is that the loader does not find by itself: one folder, or none."""
+    with contextlib.suppress(OSError):
+        ctypes.CDLL(library)
+        return []
+    spec = importlib.util.find_spec("nvidia")
+    inside = [Path(each) for each in (spec.submodule_search_locations or ())] if spec else []
+    folders = [folder / "lib" for each in inside for folder in sorted(each.iterdir())]
+    folders += [Path("/usr/local/nvidia/lib64"), Path("/usr/local/cuda/lib64"), Path("/usr/local/nvidia/lib")]
+    return [str(folder) for folder in folders if (folder / library).exists()][:1]
+
+
+def show(parts: dict[str, Part], names: list[str]) -> None:
+    """Say what would be run."""
+    table = Table("part", "what it shows", "command")
+    for name in names:
+        table.add_row(name, parts[name].what, shlex.join(("python", *parts[name].command)))
+    Console(width=200 if not os.isatty(1) else None).print(table)
 
 
 def main() -> int:
     """Parse arguments, and run the parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), metavar="NAME")
+    parser.add_argument("--quick", action="store_true", help="ask the questions of a first run")
+    parser.add_argument("--part", nargs="+", metavar="NAME")
     parser.add_argument("--list", action="store_true", help="only say what would be run")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu")
+    parser.add_argument("--seconds", type=float, default=480.0, help="for all parts of --quick together")
     arguments = parser.parse_args()
+    parts = QUICK if arguments.quick else PARTS
+    names = arguments.part or list(parts)
+    if unknown := [name for name in names if name not in parts]:
+        parser.error(f"no part is called {', '.join(unknown)}; there are {', '.join(parts)}")
     found = card()
-    if arguments.list or not found:
-        print("torch reaches no graphics card here. With one, these parts would run:" if not found else "The parts:")
-        table = Table("part", "what it shows", "command")
-        for name in arguments.part:
-            table.add_row(name, PARTS[name].what, PARTS[name].command)
-        Console(width=200 if not os.isatty(1) else None).print(table)
+    if arguments.list or not (found or arguments.quick):
+        print("The parts:" if found or arguments.list else "torch reaches no graphics card here. With one, these parts would run:")
+        show(parts, names)
         return 0
-    print(f"on {found}")
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    failed = [name for name in arguments.part if run(name, PARTS[name], arguments.out)]
+    print(f"on {found or 'no card that torch reaches'}", flush=True)
+    out = arguments.out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    failed = quick(names, out, arguments.seconds) if arguments.quick else whole(names, out)
     print(f"failed: {', '.join(failed)}" if failed else "every part passed")
     return 1 if failed else 0
 

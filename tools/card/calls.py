@@ -1,0 +1,157 @@
+"""How long the control thread of prefill is away, and what keeps it: many requests at once, of the card's memory.
+
+    python -m tools.card.calls [--rooms 64] [--rounds 5] [--large-mib 512]
+
+A thread aborts empty rooms, one after the other, and waits for each: the control thread has to answer, so the longest
+answer is the longest gap. Each call of the backend is timed, and counted by its thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import re
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import statelink
+from statelink import state
+from statelink_nixl import NixlBackend
+
+from .device import Card
+from .link import MIB, PAGES, Pools
+from .pair import PAGE_TOKENS, both, succeeded
+from .say import answer
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+SMALL_PAGES = 6
+"""Pages of a small request: 0.75 MiB in each layer, of 64 KiB for keys and as much for values."""
+FIRST = 1 << 32
+"""The first id of the empty rooms."""
+
+
+class Timed:
+    """The longest call of each method of the backend, by the thread that made it; milliseconds."""
+
+    def __init__(self) -> None:
+        self.longest: dict[str, float] = {}
+        self._lock = threading.Lock()
+        for name in ("register", "connect", "submit"):
+            setattr(NixlBackend, name, self._timed(name, getattr(NixlBackend, name)))
+
+    def _timed(self, name: str, method: Any) -> Any:
+        @functools.wraps(method)
+        def timed(*arguments: Any, **named: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return method(*arguments, **named)
+            finally:
+                thread = re.sub(r"[-_]\d+$", "", threading.current_thread().name)
+                took, key = (time.perf_counter() - began) * 1e3, f"{name} on {thread}"
+                with self._lock:
+                    self.longest[key] = max(self.longest.get(key, 0.0), took)
+
+        return timed
+
+
+class Asking:
+    """Asks the control thread, without a pause, and keeps the longest and the median time of an answer."""
+
+    def __init__(self, link: statelink.Link) -> None:
+        self._link, self._ended = link, threading.Event()
+        self.times: list[float] = []
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+
+    def __enter__(self) -> Asking:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._ended.set()
+        self._thread.join(10)
+
+    def _ask(self) -> None:
+        room = FIRST
+        while not self._ended.is_set():
+            room += 1
+            began = time.perf_counter()
+            empty = self._link.send(room, PAGE_TOKENS)
+            empty.abort("only asking")
+            empty.wait(10, quiesced=True)
+            self.times.append((time.perf_counter() - began) * 1e3)
+
+
+def side(role: str, pipe: Connection, job: dict[str, Any]) -> dict[str, Any]:
+    """One side. Prefill returns what it timed."""
+    timed = Timed()
+    card = Card()
+    large = job["large"]
+    pools = Pools(card, {"nbytes": large, "page": 64 << 10})
+    found: dict[str, Any] = {"longest": timed.longest}
+    with statelink.open({"role": role, "backend": "nixl"}, state.describe(role, pools.parts, model="calls")) as link:
+        address = pipe.recv() if role == "decode" else pipe.send(link.address)
+        room = 0
+
+        def requests(count: int, pages: int) -> None:
+            nonlocal room
+            open_rooms = []
+            items = {"kv": np.arange(pages)}
+            for _ in range(count):
+                room += 1
+                if role == "decode":
+                    open_rooms.append(link.receive(room, address, pages * PAGE_TOKENS, items))
+                else:
+                    open_rooms.append(link.send(room, pages * PAGE_TOKENS))
+                    open_rooms[-1].push(items)
+            for each in open_rooms:
+                succeeded(each)
+
+        def together() -> None:
+            pipe.send("go on")
+            pipe.recv()
+
+        requests(1, 1)  # connects
+        for name, count, pages in (("small", job["rooms"], SMALL_PAGES), ("large", 1, PAGES)):
+            timed.longest.clear()
+            together()
+            if role == "decode":
+                for _ in range(job["rounds"]):
+                    requests(count, pages)
+                together()
+                continue
+            with Asking(link) as asking:
+                for _ in range(job["rounds"]):
+                    requests(count, pages)
+                together()
+            found[name] = {"gap": max(asking.times), "median": float(np.median(asking.times)), **dict(timed.longest)}
+        pipe.send("end")
+        pipe.recv()
+    return found
+
+
+def main() -> int:
+    """Run it, and say what it found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rooms", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--large-mib", type=int, default=512)
+    arguments = parser.parse_args()
+    job = {"rooms": arguments.rooms, "rounds": arguments.rounds, "large": arguments.large_mib * MIB}
+    found = both(side, job, 50)["prefill"]
+    for name, what in (("small", f"{arguments.rooms} small requests at once"), ("large", "one large request")):
+        times = dict(found[name])
+        answer(f"{what}: longest gap of prefill's control thread", round(times.pop("gap"), 2), "ms")
+        answer(f"{what}: median answer of it", round(times.pop("median"), 3), "ms")
+        for key, value in sorted(times.items()):
+            answer(f"{what}: longest {key}", round(value, 2), "ms")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""A link between two processes: the bytes, GB/s, and by which transport of UCX they went.
+
+    python -m tools.card.link cuda cuda [--backend nixl] [--tls tcp,cuda_copy] [--mib 512] [--page-kib 64] [--rounds 10]
+                                        [--staged] [--refused]
+
+The two words say where prefill and decode have their pools: ``cuda`` or ``dram``. With ``--refused``, the right answer is an
+error, and it is said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import statelink
+from statelink import state
+
+from .device import Buffer, Bytes, Card
+from .pair import PAGE_TOKENS, both, succeeded
+from .say import answer
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+HEADS, PAGES = 8, 128
+MIB = 1 << 20
+
+
+class Pools:
+    """The pools of one side: keys and values of some layers, in host memory or on the card."""
+
+    def __init__(self, card: Card | None, job: dict[str, Any]) -> None:
+        page = job["page"]
+        layers = max(1, job["nbytes"] // (2 * PAGES * page))
+        shape = (PAGES, PAGE_TOKENS, HEADS, page // (PAGE_TOKENS * HEADS))
+        self.card, self.nbytes = card, PAGES * page
+        self.on_card: list[Buffer] = [card.buffer(self.nbytes) for _ in range(2 * layers)] if card else []
+        self.on_host: list[Bytes] = [] if card else [np.zeros(self.nbytes, np.uint8) for _ in range(2 * layers)]
+        kind = card.kind if card else "dram"
+        addresses = [each.address for each in self.on_card] or [int(each.ctypes.data) for each in self.on_host]
+        described = [state.Memory.pointer(each, shape, "uint8", 1, kind=kind) for each in addresses]
+        pairs = {layer: (described[2 * layer], described[2 * layer + 1]) for layer in range(layers)}
+        self.parts = [state.kv_pages(pairs, heads=HEADS)]
+
+    def write(self, number: int, data: Bytes) -> None:
+        """Set the bytes of one array."""
+        if self.card is not None:
+            self.card.write(self.on_card[number], data)
+        else:
+            self.on_host[number][:] = data
+
+    def read(self, number: int) -> Bytes:
+        """The bytes of one array."""
+        return self.card.read(self.on_card[number]) if self.card is not None else self.on_host[number]
+
+    def __len__(self) -> int:
+        return len(self.on_card) or len(self.on_host)
+
+
+def source(number: int, nbytes: int) -> Bytes:
+    """What prefill has in one array. Both sides can compute it."""
+    return np.random.default_rng(number).integers(0, 256, nbytes, np.uint8)
+
+
+def side(role: str, pipe: Connection, job: dict[str, Any]) -> dict[str, Any]:
+    """One side."""
+    card = Card() if job[role] == "cuda" else None
+    pools = Pools(card, job)
+    if role == "prefill":
+        for number in range(len(pools)):
+            pools.write(number, source(number, pools.nbytes))
+    free = card.free() if card else None
+    options = {"ucx": {"TLS": job["tls"]}} if job["tls"] else {}
+    config = {"role": role, "backend": job["backend"], "options": options}
+    if job["staged"]:
+        config["staging"] = {"mode": "always"}
+    pages = np.random.default_rng(5 if role == "prefill" else 6).permutation(PAGES)
+    computed = np.random.default_rng(5).permutation(PAGES)
+    tokens, items, found = PAGES * PAGE_TOKENS, {"kv": pages}, {}
+    with statelink.open(config, state.describe(role, pools.parts, model="link")) as link:
+        if role == "prefill":
+            pipe.send(link.address)
+            for room in range(1, job["rounds"] + 2):
+                sending = link.send(room, tokens)
+                sending.push(items)
+                succeeded(sending)
+        else:
+            address, times = pipe.recv(), []
+            for room in range(1, job["rounds"] + 2):
+                before, began = over_loopback(), time.perf_counter()
+                receiving = link.receive(room, address, tokens, items)
+                succeeded(receiving)
+                times.append(time.perf_counter() - began)
+                found["loopback"] = over_loopback() - before
+            report = receiving.report
+            found["transports"] = ", ".join(report.transports.values())
+            found["nbytes"] = sum(each.nbytes for each in report.moved.values())
+            found["blocks"] = sum(each.blocks for each in report.moved.values())
+            found["first"], found["times"] = times[0], times[1:]
+            found["equal"] = all(
+                np.array_equal(
+                    pools.read(number).reshape(PAGES, -1)[pages],
+                    source(number, pools.nbytes).reshape(PAGES, -1)[computed],
+                )
+                for number in range(len(pools))
+            )
+        if card is not None and free is not None and (left := card.free()) is not None:
+            found["taken"] = free - left
+        found["contexts"] = card.contexts() if card is not None else []
+        found["threads"] = len(os.listdir("/proc/self/task"))
+        pipe.send("end")  # nobody closes before the other one has looked
+        pipe.recv()
+    return found
+
+
+def over_loopback() -> int:
+    """Bytes that the loopback interface has carried so far."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == "lo":
+            return int(numbers.split()[0])
+    return 0
+
+
+def protocols(log: str) -> dict[str, str]:
+    """What UCX said about its puts from or to memory of a card: which transports it takes for each pair of memories."""
+    rows: dict[str, Counter[str]] = {}
+    about = ""
+    for line in log.splitlines():
+        text = line.partition("|")[2].rpartition("|")[0].strip()
+        if title := re.match(r"remote memory write by ucp_put\*\S* from (.+)", text):
+            about = title[1] if "cuda" in title[1] else ""
+        elif re.match(r"(active message|tagged|remote memory read|stream|rendezvous|atomic)", text):
+            about = ""
+        elif about and (row := re.match(r"(\S+)\s+\|\s+(.+?)\s+\|\s+(\S+)", text)) and row[1] != "Range":
+            rows.setdefault(about, Counter())[f"{row[3]} ({row[2]})"] += 1
+    return {name: ", ".join(found) for name, found in rows.items()}
+
+
+def main() -> int:
+    """Run it, and say what it found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("prefill", choices=("cuda", "dram"))
+    parser.add_argument("decode", choices=("cuda", "dram"))
+    parser.add_argument("--backend", default="nixl")
+    parser.add_argument("--tls", default="", help="UCX's transports; its own choice if not given")
+    parser.add_argument("--mib", type=int, default=512)
+    parser.add_argument("--page-kib", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--staged", action="store_true")
+    parser.add_argument("--refused", action="store_true")
+    parser.add_argument("--seconds", type=float, default=50.0)
+    arguments = parser.parse_args()
+    job = {
+        **{name: getattr(arguments, name) for name in ("prefill", "decode", "backend", "tls", "rounds", "staged")},
+        "nbytes": arguments.mib * MIB,
+        "page": arguments.page_kib << 10,
+    }
+    os.environ["UCX_PROTO_INFO"] = "y"
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        kept = os.dup(1)
+        sys.stdout.flush()
+        os.dup2(log.fileno(), 1)  # the libraries' words, of both sides
+        try:
+            found, refused = both(side, job, arguments.seconds), ""
+        except RuntimeError as error:
+            found, refused = {}, str(error)
+        finally:
+            os.dup2(kept, 1)
+            log.seek(0)
+            said = log.read()
+            print(said, flush=True)
+    for about, transports in protocols(said).items():
+        answer(f"UCX's choice from {about}", transports)
+    if refused:
+        answer("refused" if arguments.refused else "failed", refused)
+        return 0 if arguments.refused else 1
+    decode = found["decode"]
+    answer("every byte is right", decode["equal"])
+    took, nbytes, blocks = statistics.median(decode["times"]), decode["nbytes"], decode["blocks"]
+    answer(f"{nbytes >> 20} MiB in {blocks} blocks", round(nbytes / took / 1e9, 2), "GB/s")
+    answer("time of a room", round(took * 1e3, 2), "ms")
+    answer("time of a block", round(took / max(1, blocks) * 1e6, 2), "µs")
+    answer("time of the first room, which connects", round(decode["first"] * 1e3, 1), "ms")
+    answer("share that went over the loopback interface", round(decode["loopback"] / max(1, nbytes), 2))
+    answer("transport, as the report says", decode["transports"] or "unknown")
+    for role in ("prefill", "decode"):
+        if "taken" in found[role]:
+            answer(f"memory of the card that {role}'s link took", round(found[role]["taken"] / MIB, 1), "MiB")
+        answer(f"primary contexts of {role}, by card", found[role]["contexts"])
+    answer("threads of decode", decode["threads"])
+    if arguments.refused:
+        answer("was to be refused", "and it was not")
+    return 0 if decode["equal"] and not arguments.refused else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,11 +5,11 @@
 Each part's output goes to a file. Without a card that torch reaches, it says what it would run, and ends well. It ends
 with an error if a part failed.
 
-With ``--quick``, the parts are questions: see `tools.card`. The first two minutes say whether UCX knows the card, whether
-the order of streams is kept, and which transport carries the bytes. Every part has a limit of its own, and all of them
-together have ``--seconds``. A part that fails or takes too long does not keep the next one from running. Two files are
-written: ``quick.jsonl`` has every answer as one line of JSON, and ``quick.txt`` has the answers and what each part printed,
-the logs of NIXL and UCX among it.
+With ``--quick``, the parts are questions: see `tools.card`. The first two minutes say whether UCX knows the card,
+whether the order of streams is kept, and which transport carries the bytes. Every part has a limit of its own, and all
+of them together have ``--seconds``. A part that fails or takes too long does not keep the next one from running. Two
+files are written: ``quick.jsonl`` has every answer as one line of JSON, and ``quick.txt`` has the answers and what each
+part printed, the logs of NIXL and UCX among it.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ ROOT = Path(__file__).parents[1]
 LIMIT = 600
 DEVICE = "cuda:0"
 BACKENDS = ("nixl", "mooncake")
+LEAST = 5.0
+"""Seconds that must be left for another part of ``--quick`` to begin."""
 KEPT = 1 << 20
 """Bytes of a part's output that are kept in ``quick.txt``: its first half and its last half."""
 
@@ -106,10 +108,10 @@ QUICK = {
     "look": Part("does UCX know the card; the card's own copies", card_part("look"), 90),
     "order": Part("is the order of streams kept", card_part("order", "--rooms", "10"), 90),
     "cuda-cuda": Part("card to card: which transport, GB/s", card_part("link", "cuda", "cuda"), 60),
-    "doctor": Part("what `statelink doctor` says", statelink("doctor", "nixl", "--memory", DEVICE), 45),
+    "doctor": Part("what `statelink doctor` says", card_part("doctor"), 60),
     "pointers": Part("pointers of the card's driver", tests("tests/pointers"), 60),
-    "cuda-dram": Part("card to host", card_part("link", "cuda", "dram", "--rounds", "5"), 60),
-    "dram-cuda": Part("host to card", card_part("link", "dram", "cuda", "--rounds", "5"), 60),
+    "cuda-dram": Part("card to host", card_part("link", "cuda", "dram", "--mib", "64", "--rounds", "3"), 60),
+    "dram-cuda": Part("host to card", card_part("link", "dram", "cuda", "--mib", "64", "--rounds", "3"), 60),
     "small-blocks": Part(
         "card to card in blocks of 1 KiB", card_part("link", "cuda", "cuda", "--mib", "16", "--page-kib", "1"), 45
     ),
@@ -123,7 +125,7 @@ QUICK = {
         card_part("link", "cuda", "cuda", "--backend", "tcp", "--mib", "16", "--rounds", "1", "--refused"),
         30,
     ),
-    "staged": Part("card to card through staging rings", card_part("link", "cuda", "cuda", "--staged"), 45),
+    "staged": Part("card to card through staging rings", card_part("link", "cuda", "cuda", "--staged"), 60),
     "gather": Part("gathering and scattering rows on the card", card_part("staging"), 45),
     "calls": Part("how long the control thread is away", card_part("calls"), 60),
     "A": Part("workload A", bench("handoff", "nixl", "--workload", "A", "--json", rounds=10), 45),
@@ -200,11 +202,12 @@ def quick(names: list[str], out: Path, seconds: float) -> list[str]:
             say("libraries", "on the loader's path", each)
         for name in names:
             part, began = QUICK[name], time.monotonic()
-            limit = min(part.limit, ends - began)
-            if limit < 5:
+            left = ends - began
+            if left < LEAST:
                 say(name, "status", "not run: no time was left")
                 failed.append(name)
                 continue
+            limit = min(part.limit, left)
             answers.write_text("")
             text.write(f"\n===== {name}: {part.what}: {shlex.join(part.command)}\n")
             text.flush()
@@ -215,15 +218,17 @@ def quick(names: list[str], out: Path, seconds: float) -> list[str]:
             for line in printed.decode(errors="replace").splitlines():
                 if line.startswith('{"workload"'):  # of a benchmark
                     say(name, "row", json.loads(line))
-            status = "passed" if done == 0 else f"ended after its {limit:.0f} s" if done == 124 else f"exit status {done}"
+            status = (
+                "passed" if done == 0 else f"ended after its {limit:.0f} s" if done == 124 else f"exit status {done}"
+            )
             say(name, "status", status)
             say(name, "took", round(time.monotonic() - began), "s")
             text.write(f"----- what {name} printed\n{excerpt(printed)}\n")
             if done:
                 failed.append(name)
                 print(excerpt(printed, 2000), flush=True)
-    for each in (answers, log):
-        each.unlink(missing_ok=True)
+    answers.unlink(missing_ok=True)
+    log.unlink(missing_ok=True)
     return failed
 
 
@@ -236,7 +241,7 @@ def excerpt(printed: bytes, most: int = KEPT) -> str:
 
 
 def prepared() -> tuple[dict[str, str], list[str]]:
-    """The environment of the parts: the libraries speak, and the loader finds CUDA's. Returns it, and what was added."""
+    """The environment of the parts: libraries speak, and the loader finds CUDA's. Returns it, and what was added."""
     environment = {"NIXL_LOG_LEVEL": "INFO", "UCX_LOG_LEVEL": "info", "PYTHONUNBUFFERED": "1", **os.environ}
     added = [place for name in ("libcudart.so.13", "libnvidia-ml.so.1", "libcuda.so.1") for place in places(name)]
     if added:
@@ -280,7 +285,11 @@ def main() -> int:
         parser.error(f"no part is called {', '.join(unknown)}; there are {', '.join(parts)}")
     found = card()
     if arguments.list or not (found or arguments.quick):
-        print("The parts:" if found or arguments.list else "torch reaches no graphics card here. With one, these parts would run:")
+        print(
+            "The parts:"
+            if found or arguments.list
+            else "torch reaches no graphics card here. With one, these parts would run:"
+        )
         show(parts, names)
         return 0
     print(f"on {found or 'no card that torch reaches'}", flush=True)

@@ -101,7 +101,9 @@ def slim(wheel: Path, folder: Path) -> Path:
         for each in [*stay, record]:
             entry = zipfile.ZipInfo(each)
             entry.external_attr, entry.compress_type = modes[each], zipfile.ZIP_DEFLATED
-            archive.writestr(entry, recorded(record, {each: files[each] for each in stay}) if each == record else files[each])
+            archive.writestr(
+                entry, recorded(record, {each: files[each] for each in stay}) if each == record else files[each]
+            )
     return smaller
 
 

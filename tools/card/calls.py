@@ -95,12 +95,12 @@ def side(role: str, pipe: Connection, job: dict[str, Any]) -> dict[str, Any]:
     pools = Pools(card, {"nbytes": large, "page": 64 << 10})
     found: dict[str, Any] = {"longest": timed.longest}
     with statelink.open({"role": role, "backend": "nixl"}, state.describe(role, pools.parts, model="calls")) as link:
-        address = pipe.recv() if role == "decode" else pipe.send(link.address)
-        room = 0
+        pipe.send(link.address)
+        address, room = pipe.recv(), 0
 
         def requests(count: int, pages: int) -> None:
             nonlocal room
-            open_rooms = []
+            open_rooms: list[Any] = []
             items = {"kv": np.arange(pages)}
             for _ in range(count):
                 room += 1

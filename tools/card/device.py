@@ -175,7 +175,7 @@ class Card:
         return _DriverEvent(self, self._stream)
 
     def _source(self, number: int, nbytes: int, byte: int) -> Buffer:
-        """Memory full of one byte. It is allocated once, because the driver waits for the streams to allocate memory."""
+        """Memory full of one byte. It is allocated once: the driver waits for the streams to allocate memory."""
         if (number, nbytes) not in self._sources:
             self._sources[number, nbytes] = self.buffer(nbytes)
         self.write(self._sources[number, nbytes], np.full(nbytes, byte, np.uint8))

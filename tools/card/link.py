@@ -3,8 +3,8 @@
     python -m tools.card.link cuda cuda [--backend nixl] [--tls tcp,cuda_copy] [--mib 512] [--page-kib 64] [--rounds 10]
                                         [--staged] [--refused]
 
-The two words say where prefill and decode have their pools: ``cuda`` or ``dram``. With ``--refused``, the right answer is an
-error, and it is said.
+The two words say where prefill and decode have their pools: ``cuda`` or ``dram``. With ``--refused``, the right answer
+is an error, and it is said.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -79,14 +81,19 @@ def side(role: str, pipe: Connection, job: dict[str, Any]) -> dict[str, Any]:
     if role == "prefill":
         for number in range(len(pools)):
             pools.write(number, source(number, pools.nbytes))
+    pipe.send("the pools are there")
+    pipe.recv()
     free = card.free() if card else None
+    pipe.send("looked")  # so that neither has opened its link when the other one looks
+    pipe.recv()
     options = {"ucx": {"TLS": job["tls"]}} if job["tls"] else {}
     config = {"role": role, "backend": job["backend"], "options": options}
     if job["staged"]:
         config["staging"] = {"mode": "always"}
     pages = np.random.default_rng(5 if role == "prefill" else 6).permutation(PAGES)
     computed = np.random.default_rng(5).permutation(PAGES)
-    tokens, items, found = PAGES * PAGE_TOKENS, {"kv": pages}, {}
+    tokens, items = PAGES * PAGE_TOKENS, {"kv": pages}
+    found: dict[str, Any] = {}
     with statelink.open(config, state.describe(role, pools.parts, model="link")) as link:
         if role == "prefill":
             pipe.send(link.address)
@@ -114,8 +121,15 @@ def side(role: str, pipe: Connection, job: dict[str, Any]) -> dict[str, Any]:
                 )
                 for number in range(len(pools))
             )
+        pipe.send("moved")
+        pipe.recv()
         if card is not None and free is not None and (left := card.free()) is not None:
             found["taken"] = free - left
+        if role == "decode" and shutil.which("nvidia-smi"):
+            command = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader"]
+            said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+            found["processes"] = "; ".join((said.stdout or said.stderr).split("\n")).strip("; ")
+        found["pid"] = os.getpid()
         found["contexts"] = card.contexts() if card is not None else []
         found["threads"] = len(os.listdir("/proc/self/task"))
         pipe.send("end")  # nobody closes before the other one has looked
@@ -159,7 +173,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--staged", action="store_true")
     parser.add_argument("--refused", action="store_true")
-    parser.add_argument("--seconds", type=float, default=50.0)
+    parser.add_argument("--seconds", type=float, default=40.0)
     arguments = parser.parse_args()
     job = {
         **{name: getattr(arguments, name) for name in ("prefill", "decode", "backend", "tls", "rounds", "staged")},
@@ -194,10 +208,15 @@ def main() -> int:
     answer("time of the first room, which connects", round(decode["first"] * 1e3, 1), "ms")
     answer("share that went over the loopback interface", round(decode["loopback"] / max(1, nbytes), 2))
     answer("transport, as the report says", decode["transports"] or "unknown")
+    if "taken" in decode:
+        answer("memory of the card that both links took beside the pools", round(decode["taken"] / MIB, 1), "MiB")
     for role in ("prefill", "decode"):
-        if "taken" in found[role]:
-            answer(f"memory of the card that {role}'s link took", round(found[role]["taken"] / MIB, 1), "MiB")
-        answer(f"primary contexts of {role}, by card", found[role]["contexts"])
+        answer(
+            f"{role}: process, and cards on which it has the primary context",
+            [found[role]["pid"], *found[role]["contexts"]],
+        )
+    if "processes" in decode:
+        answer("nvidia-smi: process, memory", decode["processes"])
     answer("threads of decode", decode["threads"])
     if arguments.refused:
         answer("was to be refused", "and it was not")

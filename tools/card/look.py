@@ -1,10 +1,11 @@
 """Which card, driver and torch there are; whether UCX knows CUDA; and how fast the card copies.
 
-python -m tools.card.look
+python -m tools.card.look [--mib 256]
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import importlib
 import importlib.metadata
@@ -29,6 +30,8 @@ from .device import Card, cuda_torch
 from .say import answer
 
 MIB = 1 << 20
+SIZE = "STATELINK_GPU_MIB"
+"""The variable that tells the process which measures copies how large they are."""
 
 
 def software() -> None:
@@ -148,13 +151,17 @@ def speeds() -> None:
     """The card's own copies, beside which everything else is to be read."""
     card = Card()
     answer("card", card.name())
-    size = int(os.environ.get("STATELINK_GPU_MIB", "256")) * MIB
+    size = int(os.environ[SIZE]) * MIB
     for way in ("card to card", "card to host", "host to card"):
         answer(f"copy, {way}", round(card.speed(way, size), 1), "GB/s")
 
 
 def main() -> int:
     """Each question in a process of its own, so that none changes what another finds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, default=256, help="size of the card's own copies")
+    arguments = parser.parse_args()
+    os.environ[SIZE] = str(arguments.mib)
     context, failed = multiprocessing.get_context("spawn"), 0
     for question in (modules, components, registered, speeds, without_cuda, software):
         process = context.Process(target=question)

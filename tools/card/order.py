@@ -2,8 +2,8 @@
 
     python -m tools.card.order [--rooms 20] [--backend nixl]
 
-On prefill, the kernel computes the state that is pushed. On decode, it is the last one of the pages' former owner. A run
-without an event has to find wrong bytes. Otherwise this program could not see a broken order.
+On prefill, the kernel computes the state that is pushed. On decode, it is the last one of the pages' former owner. A
+run without an event has to find wrong bytes. Otherwise this program could not see a broken order.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def both(side: Side, job: Job, seconds: float) -> dict[str, Any]:
             else:
                 failed.append(f"{role}: {value}")
         for process in processes.values():
-            process.join(10)
+            process.join(0 if failed else 5)
     finally:
         for process in processes.values():
             process.kill()

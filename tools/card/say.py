@@ -10,8 +10,7 @@ from typing import Any
 __all__ = ["FILE", "answer"]
 
 FILE = "STATELINK_GPU_ANSWERS"
-"""The variable of the environment that names the file. Libraries print to standard output, so the answers do not only go
-there."""
+"""The variable of the environment that names the file. Libraries print between the answers on standard output."""
 
 
 def answer(what: str, value: Any, unit: str = "") -> None:

@@ -257,6 +257,70 @@ def test_region_that_cannot_be_registered() -> None:
         backend.descriptor()
 
 
+def loadable(name: str) -> bool:
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
+
+
+@needs_nixl
+@pytest.mark.skipif(loadable("libcuda.so.1"), reason="this machine has CUDA's driver")
+def test_library_that_ucx_lacks_for_cuda() -> None:
+    """NIXL itself has one name for all reasons. The error says which library is not there."""
+    array = np.zeros(100, np.uint8)
+    backend = make(NixlBackend, "lacking")
+    try:
+        with pytest.raises(TransferError, match=r"modules for CUDA do not load: lib\S+: cannot open") as caught:
+            backend.register((Region(array.ctypes.data, 100, "cuda:0"),))
+        assert "UCX_LOG_LEVEL=info" in caught.value.hint
+    finally:
+        backend.close()
+
+
+@needs_nixl
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ("tcp", True),
+        ("rc, sm", True),
+        ("^cuda", True),
+        ("^tcp,cuda_copy", True),
+        ("tcp,cuda_copy", False),
+        ("rc,cuda", False),
+        ("all", False),
+        ("^tcp", False),
+        ("", False),
+    ],
+)
+def test_setting_that_leaves_out_cuda(setting: str, named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of CUDA is refused then, and where the host has an NVIDIA GPU, NIXL does not start at all."""
+    import nixl._api as api
+
+    agent = stub.installed(monkeypatch)
+    monkeypatch.setenv("UCX_TLS", setting)
+
+    def refuse(*_: object) -> None:
+        raise api.nixlBind.nixlBackendError("NIXL_ERR_BACKEND")
+
+    backend = make(NixlBackend, "here")
+    with monkeypatch.context() as patch:
+        patch.setattr(agent, "register_memory", refuse)
+        with pytest.raises(TransferError) as refused:
+            backend.register((Region(4096, 100, "cuda:0"),))
+        with pytest.raises(TransferError) as host:
+            backend.register((Region(4096, 100),))
+    backend.close()
+    monkeypatch.setattr(agent, "create_backend", refuse)
+    with pytest.raises(BackendUnavailableError) as unstarted:
+        make(NixlBackend, "here")
+    assert (f"TLS={setting} leaves out memory of CUDA" in str(refused.value)) is named
+    assert ("add cuda_copy" in refused.value.hint) is named
+    assert (f"NIXL refuses TLS={setting}: add cuda_copy" in unstarted.value.hint) is named
+    assert "CUDA" not in str(host.value)
+
+
 @needs_nixl
 def test_kinds_of_memory_go_into_transfers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """NIXL wants one kind of memory on each side of a transfer; devices may differ from block to block."""

@@ -47,7 +47,7 @@ from ._options import Options
 from ._raw import RawNixl
 from ._tables import DRAM, Descriptor, Part, Table, parts_of, place, row
 from ._threads import Threads
-from ._transport import possible, sent_over_tcp, told
+from ._transport import leaves_out_cuda, possible, sent_over_tcp, told
 
 __all__ = ["NixlBackend"]
 
@@ -56,6 +56,9 @@ GREETING = 64
 
 PROBES = 64
 """Number of writes of the whole scratch memory that find out the transport."""
+
+PRINT = "with NIXL_LOG_LEVEL=INFO and UCX_LOG_LEVEL=info in the environment, NIXL and UCX print why"
+"""A part of hints: NIXL's errors are names without a reason."""
 
 MAX_KEPT = 256
 """Most transfers that are kept until the library ends them, although they failed or their peer is gone."""
@@ -114,6 +117,8 @@ class NixlBackend(PostingBackend[_Peer]):
         self._table = Table(())
         self._regions: Sequence[Region] = ()
         self._may = possible(options)
+        self._without = leaves_out_cuda(options)
+        """UCX's setting ``TLS``, if UCX cannot use memory of CUDA with it."""
         self._ledger: Ledger[_Peer] = Ledger(self.name, self._is_over, self._remove)
         try:
             reason, hint = self._library.lacks(options)
@@ -123,11 +128,12 @@ class NixlBackend(PostingBackend[_Peer]):
             self._agent.register_memory(row(SCRATCH.ctypes.data, SCRATCH.nbytes), DRAM)
             self._threads = Threads(self._library, self._agent, context.link, options)
         except self._library.errors as error:
+            refused = f"where the host has an NVIDIA GPU, NIXL refuses TLS={self._without}: add cuda_copy to it; "
+            refused = refused if self._without else ""
             raise BackendUnavailableError(
                 "NIXL could not be started",
                 cause=str(error),
-                hint="with NIXL_LOG_LEVEL=INFO and UCX_LOG_LEVEL=info in the environment, NIXL and UCX print why; see "
-                "also `backends` and `ucx` in the options",
+                hint=f"{refused}{PRINT}; see also `backends` and `ucx` in the options",
                 backend=self.name,
                 library=self._library.version,
             ) from error
@@ -166,11 +172,23 @@ class NixlBackend(PostingBackend[_Peer]):
                 try:
                     agent.register_memory(row(region.address, region.nbytes, device), segment)
                 except self._library.errors as error:
-                    version = self._library.version
-                    raise unregistered(index, region, error, backend=self.name, library=version) from error
+                    version, (cause, hint) = self._library.version, self._refused(segment, error)
+                    raise unregistered(index, region, cause, backend=self.name, library=version, hint=hint) from error
             self._table = table
             self._regions = tuple(regions)
             self._reads_end = self._reads_end and all(region.kind == "dram" for region in regions)
+
+    def _refused(self, segment: str, error: Exception) -> tuple[str, str]:
+        """Why NIXL refused a region, and a hint. It says the same of all memory that its UCX does not know."""
+        if segment == DRAM:
+            return str(error), ""
+        if self._without:
+            return f"{error}; UCX's TLS={self._without} leaves out memory of CUDA", f"add cuda_copy to it; {PRINT}"
+        lacks = self._library.lacks_cuda()
+        if lacks:
+            hint = f"put it where the loader finds it, because UCX does not know CUDA without it; {PRINT}"
+            return f"{error}; UCX's modules for CUDA do not load: {lacks}", hint
+        return str(error), PRINT
 
     def descriptor(self) -> bytes:
         """The agent's metadata: about 45 bytes for each region."""

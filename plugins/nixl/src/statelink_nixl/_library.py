@@ -37,6 +37,9 @@ NEEDED = {
     "nixlBind": "nixlAgentConfig nixlRemoteDisconnectError",
 }
 
+NOT_FOUND = "cannot open shared object file"
+"""What the loader says of a library that is not there."""
+
 SCRATCH = np.zeros(4096, np.uint8)
 """Memory for the first bytes from peers. It is never freed, so that a late write does not land in other memory."""
 
@@ -112,6 +115,14 @@ class Library:
         # what the bindings bring.
         bindings = getattr(self._api.nixlBind, "__file__", None)
         return loading_error(path, after=bindings) if bindings else ""
+
+    def lacks_cuda(self) -> str:
+        """The libraries that UCX's modules for CUDA need and the loader does not find; empty if none, or not known."""
+        package, bindings = Path(self._api.__file__).parent, getattr(self._api.nixlBind, "__file__", None)
+        modules = sorted((package.with_name(f"{package.name}.libs") / "ucx").glob("libuc[mt]_cuda.so*"))
+        causes = [loading_error(path, after=bindings) for path in modules] if bindings else []
+        # Other errors come from loading a module without the rest of UCX.
+        return "; ".join(dict.fromkeys(cause for cause in causes if NOT_FOUND in cause))
 
     def agent(self, name: str, options: Options) -> Any:
         """An agent with its backends. Devices are open, and the progress thread runs."""

@@ -20,7 +20,7 @@ from statelink.backend.native import on_machine, rdma_devices
 if TYPE_CHECKING:
     from ._options import Options
 
-__all__ = ["possible", "sent_over_tcp", "told"]
+__all__ = ["leaves_out_cuda", "possible", "sent_over_tcp", "told"]
 
 RDMA, TCP, SHM, CUDA = "rdma", "tcp", "shm", "cuda_ipc"
 GROUPS = {
@@ -33,6 +33,8 @@ GROUPS = {
 FAMILIES = {name: family for family, names in GROUPS.items() for name in names.split()}
 """UCX's names of transports and of groups, and the transport that each is between two processes."""
 EVERYTHING = frozenset({RDMA, TCP, SHM, CUDA})
+COPIES = frozenset({"all", "cuda", "cuda_copy"})
+"""The names with which UCX can read and write memory of CUDA."""
 ACKED, SENT = 120, 200
 """Where ``struct tcp_info`` has ``tcpi_bytes_acked`` and, since Linux 4.19, ``tcpi_bytes_sent``."""
 
@@ -44,6 +46,15 @@ def possible(options: Options, environment: Mapping[str, str] = os.environ) -> f
     found = _of_setting(options.ucx.get("TLS", environment.get("UCX_TLS", "all")))
     found -= set() if rdma_devices() else {RDMA}
     return found if on_machine("/dev/nvidiactl").exists() else found - {CUDA}
+
+
+def leaves_out_cuda(options: Options, environment: Mapping[str, str] = os.environ) -> str:
+    """The setting ``TLS`` of UCX, if UCX cannot use memory of CUDA with it; otherwise empty."""
+    setting = options.ucx.get("TLS", environment.get("UCX_TLS", "all"))
+    words = [word.strip().partition(":")[0] for word in setting.split(",") if word.strip()]
+    without = bool(words) and words[0].startswith("^")
+    named = COPIES & {word.lstrip("^\\") for word in words}
+    return setting if words and without == bool(named) else ""
 
 
 def told(may: frozenset[str], *, near: bool, dram: bool, over_tcp: bool | None) -> str:

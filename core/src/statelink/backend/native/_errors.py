@@ -27,12 +27,13 @@ def unreachable(library: str, peer: str, cause: object, *, backend: str, hint: s
 
 
 def unregistered(
-    what: str | int, region: Region, cause: object, *, backend: str, library: str | None = None
+    what: str | int, region: Region, cause: object, *, backend: str, library: str | None = None, hint: str = ""
 ) -> TransferError:
     """The error of a region that cannot be registered: its number, or whatever else it is called."""
     what = f"region {what}" if isinstance(what, int) else what
     where = f"{region.nbytes} bytes of {region.kind} at {region.address:#x}"
-    return TransferError(f"{what} could not be registered", cause=f"{where}: {cause}", backend=backend, library=library)
+    said = f"{where}: {cause}"
+    return TransferError(f"{what} could not be registered", cause=said, hint=hint, backend=backend, library=library)
 
 
 def torch_place(region: Region, library: str, *, backend: str) -> tuple[str, int]:

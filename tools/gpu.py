@@ -2,7 +2,8 @@
 
     python -m tools.gpu [--quick] [--part NAME ...] [--list] [--out build/gpu] [--seconds 480]
 
-Each part's output goes to a file. Without a card that torch reaches, it says what it would run, and ends well. It ends
+Each part's output goes to a file. Without a card that torch reaches, it says what it would run, and ends well. With
+``--quick``, that is so without CUDA's driver. It ends
 with an error if a part failed.
 
 With ``--quick``, the parts are questions: see `tools.card`. The first two minutes say whether UCX knows the card,
@@ -40,6 +41,7 @@ DEVICE = "cuda:0"
 BACKENDS = ("nixl", "mooncake")
 LEAST = 5.0
 """Seconds that must be left for another part of ``--quick`` to begin."""
+DRIVER = "libcuda.so.1"
 KEPT = 1 << 20
 """Bytes of a part's output that are kept in ``quick.txt``: its first half and its last half."""
 
@@ -81,7 +83,7 @@ def card_part(name: str, *words: str) -> tuple[str, ...]:
 
 PARTS = {
     "pointers": Part("pointers of the card's driver", tests("tests/pointers")),
-    "staging": Part("gathering and scattering on the card", tests("tests/model", "-k", "staging")),
+    "staging": Part("gathering and scattering on the card", tests("tests/model/test_staging_memory.py")),
     **{
         f"kit-{backend}": Part(
             f"the contract of {backend} over the card's memory",
@@ -109,7 +111,9 @@ QUICK = {
     "order": Part("is the order of streams kept", card_part("order", "--rooms", "10"), 90),
     "cuda-cuda": Part("card to card: which transport, GB/s", card_part("link", "cuda", "cuda"), 60),
     "doctor": Part("what `statelink doctor` says", card_part("doctor"), 60),
-    "pointers": Part("pointers of the card's driver", tests("-W", "default", "tests/pointers"), 60),
+    "tests": Part(
+        "the tests that need a card", tests("-W", "default", "tests/pointers", "tests/model/test_staging_memory.py"), 60
+    ),
     "cuda-dram": Part("card to host", card_part("link", "cuda", "dram", "--mib", "64", "--rounds", "3"), 60),
     "dram-cuda": Part("host to card", card_part("link", "dram", "cuda", "--mib", "64", "--rounds", "3"), 60),
     "small-blocks": Part(
@@ -145,6 +149,15 @@ def card() -> str:
     except ImportError:
         return ""
     return str(torch.cuda.get_device_name(0)) if torch.cuda.is_available() else ""
+
+
+def driver() -> str:
+    """Where CUDA's driver is; empty if it is nowhere. Starts no CUDA in this process."""
+    try:
+        ctypes.CDLL(DRIVER)
+        return f"a machine with {DRIVER}"
+    except OSError:
+        return next((f"a machine with {DRIVER} in {place}" for place in places(DRIVER)), "")
 
 
 def run(part: Part, log: Path, limit: float, environment: dict[str, str]) -> int:
@@ -243,7 +256,7 @@ def excerpt(printed: bytes, most: int = KEPT) -> str:
 def prepared() -> tuple[dict[str, str], list[str]]:
     """The environment of the parts: libraries speak, and the loader finds CUDA's. Returns it, and what was added."""
     environment = {"NIXL_LOG_LEVEL": "INFO", "UCX_LOG_LEVEL": "info", "PYTHONUNBUFFERED": "1", **os.environ}
-    added = [place for name in ("libcudart.so.13", "libnvidia-ml.so.1", "libcuda.so.1") for place in places(name)]
+    added = [place for name in ("libcudart.so.13", "libnvidia-ml.so.1", DRIVER) for place in places(name)]
     if added:
         given = environment.get("LD_LIBRARY_PATH", "")
         environment["LD_LIBRARY_PATH"] = os.pathsep.join([*added, *([given] if given else [])])
@@ -283,17 +296,13 @@ def main() -> int:
     names = arguments.part or list(parts)
     if unknown := [name for name in names if name not in parts]:
         parser.error(f"no part is called {', '.join(unknown)}; there are {', '.join(parts)}")
-    found = "" if arguments.quick else card()  # which starts CUDA in this process
-    if arguments.list or not (found or arguments.quick):
-        print(
-            "The parts:"
-            if found or arguments.list
-            else "torch reaches no graphics card here. With one, these parts would run:"
-        )
+    found = driver() if arguments.quick else card()
+    if arguments.list or not found:
+        missing = "there is no driver of CUDA" if arguments.quick else "torch reaches no graphics card"
+        print("The parts:" if arguments.list else f"{missing} here. With one, these parts would run:")
         show(parts, names)
         return 0
-    if found:
-        print(f"on {found}", flush=True)
+    print(f"on {found}", flush=True)
     out = arguments.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     failed = quick(names, out, arguments.seconds) if arguments.quick else whole(names, out)

@@ -31,6 +31,8 @@ def run_fixture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     cuda = types.SimpleNamespace(is_available=lambda: True, get_device_name=lambda number: "a card")
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
 
+    monkeypatch.setattr(gpu, "driver", lambda: "a machine with a card")
+
     def run(*words: str) -> int:
         monkeypatch.setattr(sys, "argv", ["tools.gpu", "--out", str(tmp_path), *words])
         return gpu.main()
@@ -94,10 +96,12 @@ def test_every_part_is_a_command_that_runs(
 
 
 def test_parts_that_run_tests_find_some() -> None:
-    parts = (*gpu.PARTS.values(), *gpu.QUICK.values())
-    for command in {part.command for part in parts if part.command[:2] == TESTS}:
-        done = subprocess.run([sys.executable, *command, "--collect-only"], cwd=gpu.ROOT, check=False)
-        assert done.returncode == 0, command
+    commands = [part.command for part in (*gpu.PARTS.values(), *gpu.QUICK.values()) if part.command[:2] == TESTS]
+    places = {word for command in commands for word in command if word.startswith("tests/")}
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", *places]
+    done = subprocess.run(command, cwd=gpu.ROOT, check=True, capture_output=True, text=True)
+    for place in places:
+        assert f"\n{place}" in f"\n{done.stdout}"
 
 
 def answered(out: Path) -> list[dict[str, Any]]:
@@ -138,6 +142,18 @@ def test_a_part_that_fails_does_not_stop_the_next(run: Run, monkeypatch: pytest.
     os.set_blocking(reader, True)
     with os.fdopen(reader) as file:
         assert file.read() == ""  # at the end of the last process of the part that hung
+
+
+@pytest.mark.parametrize("mode", [(), ("--quick",)], ids=["every part", "quick"])
+def test_without_a_card(
+    run: Run, mode: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu, "driver", str)
+    monkeypatch.setattr(gpu, "card", str)
+    assert run(*mode) == 0
+    said = capsys.readouterr().out
+    assert "these parts would run" in said
+    assert all(name in said for name in (gpu.QUICK if mode else gpu.PARTS))
 
 
 def test_no_part_begins_when_the_time_is_over(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -42,7 +42,8 @@ BACKENDS = ("nixl", "mooncake")
 LEAST = 5.0
 """Seconds that must be left for another part of ``--quick`` to begin."""
 DRIVER = "libcuda.so.1"
-KEPT = 1 << 20
+RUN = "STATELINK_GPU_PART"
+KEPT = 1 << 19
 """Bytes of a part's output that are kept in ``quick.txt``: its first half and its last half."""
 
 
@@ -161,7 +162,11 @@ def driver() -> str:
 
 
 def run(part: Part, log: Path, limit: float, environment: dict[str, str]) -> int:
-    """Run a part; its exit status, which is 124 if it took too long. Its whole group of processes is ended."""
+    """Run a part; its exit status, which is 124 if it took too long. Then all of its processes are ended.
+
+    Some of them may be in a session of their own: they are known by a variable of their environment.
+    """
+    mark = f"{RUN}={os.getpid()}-{time.monotonic_ns()}"
     with log.open("w") as file:
         process = subprocess.Popen(
             [sys.executable, *part.command],
@@ -169,7 +174,7 @@ def run(part: Part, log: Path, limit: float, environment: dict[str, str]) -> int
             stdout=file,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env=environment,
+            env={**environment, RUN: mark.removeprefix(f"{RUN}=")},
             start_new_session=True,
         )
         try:
@@ -177,9 +182,20 @@ def run(part: Part, log: Path, limit: float, environment: dict[str, str]) -> int
         except subprocess.TimeoutExpired:
             return 124
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            for each in marked(mark):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(each, signal.SIGKILL)
             process.wait()
+
+
+def marked(mark: str) -> list[int]:
+    """The processes whose environment has this variable with this value."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+            if mark.encode() in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
 
 
 def whole(names: list[str], out: Path) -> list[str]:

@@ -116,7 +116,7 @@ def test_a_part_that_fails_does_not_stop_the_next(run: Run, monkeypatch: pytest.
     says = "from tools.card.say import answer; answer('speed', 3.5, 'GB/s')"
     os.mkfifo(held := tmp_path / "held")
     reader = os.open(held, os.O_RDONLY | os.O_NONBLOCK)
-    hangs = f"import os, time\nheld = open({str(held)!r}, 'w')\nos.fork()\ntime.sleep(600)"
+    hangs = f"import os, time\nheld = open({str(held)!r}, 'w')\nos.fork() or os.setsid()\ntime.sleep(600)"
     parts = {
         "fails": gpu.Part("", script(f"{says}; print('why'); raise SystemExit(7)")),
         "hangs": gpu.Part("", script(hangs), 2),

@@ -128,12 +128,11 @@ class NixlBackend(PostingBackend[_Peer]):
             self._agent.register_memory(row(SCRATCH.ctypes.data, SCRATCH.nbytes), DRAM)
             self._threads = Threads(self._library, self._agent, context.link, options)
         except self._library.errors as error:
-            refused = f"where the host has an NVIDIA GPU, NIXL refuses TLS={self._without}: add cuda_copy to it; "
-            refused = refused if self._without else ""
+            refused = f"; where the host has an NVIDIA GPU, NIXL refuses TLS={self._without}: add cuda_copy to it"
             raise BackendUnavailableError(
                 "NIXL could not be started",
                 cause=str(error),
-                hint=f"{refused}{PRINT}; see also `backends` and `ucx` in the options",
+                hint=f"{PRINT}; see also `backends` and `ucx` in the options{refused if self._without else ''}",
                 backend=self.name,
                 library=self._library.version,
             ) from error

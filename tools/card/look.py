@@ -166,7 +166,7 @@ def main() -> int:
     for question in (modules, components, registered, speeds, without_cuda, software):
         process = context.Process(target=question)
         process.start()
-        process.join(30)
+        process.join(40)
         if process.exitcode is None:
             process.kill()
         if process.exitcode != 0:

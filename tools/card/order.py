@@ -87,7 +87,7 @@ def main() -> int:
             rooms = arguments.rooms if guarded else max(1, arguments.rooms // 4)
             job = {"at": at, "guarded": guarded, "rooms": rooms, "backend": arguments.backend}
             try:
-                wrong = both(side, job, 20 + rooms * (LATE + 0.2))["decode"]
+                wrong = both(side, job, 30 + rooms)["decode"]
             except RuntimeError as error:
                 answer(name, f"no answer: {error}")
                 broken = True

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from statelink.config import LinkConfig
-from statelink.rendezvous import Directory, connect, list_instances
+from statelink.rendezvous import Directory, connecting, list_instances
 
 RANKS = 8
 """Ranks of one instance."""
@@ -145,7 +145,7 @@ def measure(kind: str, count: int, rest: float = REST) -> dict[str, Any]:
 
         def opened() -> None:
             clients.extend(
-                connect(config, link=f"fleet-{number:016x}", keys=None) for number in range(instances * RANKS)
+                connecting(config, link=f"fleet-{number:016x}", keys=None)() for number in range(instances * RANKS)
             )
 
         def registered() -> None:

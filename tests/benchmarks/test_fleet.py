@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from benchmarks import fleet
 
-from statelink.rendezvous import Directory, connect
+from statelink.rendezvous import Directory, connecting
 
 if TYPE_CHECKING:
     from statelink.config import LinkConfig
@@ -39,10 +39,10 @@ def deviating(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Deviate], N
 
     def begin(deviate: Deviate) -> None:
         def instead(config: LinkConfig, **named: Any) -> Any:
-            made.append(connect(config, **named))
-            return deviate(len(made) - 1, made[-1])
+            made.append(connecting(config, **named)())
+            return lambda: deviate(len(made) - 1, made[-1])
 
-        monkeypatch.setattr(fleet, "connect", instead)
+        monkeypatch.setattr(fleet, "connecting", instead)
         monkeypatch.setattr(fleet, "PATIENCE", 3.0)
 
     yield begin

@@ -6,7 +6,7 @@ Every message passes through the real codec. Order, loss and repetition are the 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from statelink import wire
@@ -97,6 +97,9 @@ class SimChannel:
 
     def start(self, descriptor: int, knows: Callable[[str], bool]) -> None:
         pass
+
+    def undialled(self, addresses: Iterable[str]) -> list[str]:
+        return [address for address in dict.fromkeys(addresses) if address not in self._dialled]
 
     def dial(self, endpoint: wire.Endpoint) -> None:
         if str(endpoint) not in self._dialled:

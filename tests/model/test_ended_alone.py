@@ -185,6 +185,23 @@ def test_prefill_was_late_for_the_use_that_decode_gave_up(sole: bool, named: boo
 
 
 @pytest.mark.parametrize(("sole", "named"), WAYS)
+def test_both_sides_make_every_use_and_decode_asks_first(sole: bool, named: bool) -> None:
+    """Prefill was late for the use that decode gave up. The next one is served, although decode asks before prefill."""
+    world, prefill, decode = pair(sole, named)
+    meet(world)
+    end_alone(world, [decode], asks=True)
+    late = opened(world)
+    world.join(late, prefill)
+    until(world, lambda: over(late, prefill), SOON)
+    again = opened(world)
+    take_up(world, again, decode)
+    until(world, lambda: known([prefill], "pending_requests"))
+    take_up(world, again, prefill)
+    until(world, lambda: over(again, prefill, decode))
+    assert {held.ended for held in again.sides.values()} == {Status.SUCCEEDED}
+
+
+@pytest.mark.parametrize(("sole", "named"), WAYS)
 def test_prefill_hears_late_that_decode_gave_up(sole: bool, named: bool) -> None:
     """Decode gave the first use up before the instances knew each other; prefill has the room of the second by then."""
     world, prefill, decode = pair(sole, named)

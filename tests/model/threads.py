@@ -62,6 +62,10 @@ class SimLoop(Loop):
     def alive(self) -> bool:
         return True
 
+    def stop(self, timeout: float) -> bool:
+        """There is no thread to end."""
+        return True
+
     def wake(self) -> None:
         """Messages and timers wake it, too: then it takes everything that is posted."""
         self.asleep = not self._posted

@@ -16,6 +16,7 @@ import pytest
 
 from statelink.backend import Side
 from statelink.link import Receiving, Sending, Status
+from statelink.link._exits import AtExit
 from statelink.link._room import RoomState
 from statelink.link.decode import _attaching
 from statelink.link.decode._instance import Instance
@@ -482,6 +483,7 @@ def running(steps: Counter[tuple[object, object]] | None = None, ends: Counter[s
         return call
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AtExit, "note", lambda link: None)  # no thread is behind a link here, and nothing closes it
         patch.setattr(_attaching, "Witness", SimWitness)
         patch.setattr(_decode_ranks, "Witness", SimWitness)
         watch(patch, Counter() if ends is None else ends)

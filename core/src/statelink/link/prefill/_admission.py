@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from statelink import wire
@@ -33,6 +33,8 @@ __all__ = ["Requests"]
 
 
 REUSED = "a room id is used again"
+DOUBT = 1.0
+"""Seconds that decode's request waits for a room, if the last room that prefill opened may have been meant for it."""
 HINT = "give each use of an id an attempt of its own, the same on both sides"
 
 
@@ -84,13 +86,15 @@ class Requests:
         elif room is not None and room.status not in ENDED:
             self.answer(rank, message, self._claims.taken(room))
             return
-        elif self._answered_by_tombstone(message, rank) or self._may_mean_spent(message, rank):
+        elif self._answered_by_tombstone(message, rank):
             return
         elif room is not None and room.bound:
             what = "the room has ended on prefill"
             self.answer(rank, message, room.reason or room.reason_for("room.ended", what))
             return
         self._keep(message, rank)
+        if self._tombstones.any_given_up():
+            self._doubt(message, rank)
 
     def _meet(self, room: SendingState, message: wire.Request, rank: DecodeRank) -> None:
         """A rank asks for an open room that belongs to no instance yet."""
@@ -237,33 +241,38 @@ class Requests:
             return True
         return False
 
-    def _may_mean_spent(self, message: wire.Request, rank: DecodeRank) -> bool:
-        """Refuse a request that may mean a room which ended with an earlier use of decode. Returns whether it was one.
+    def _doubt(self, message: wire.Request, rank: DecodeRank) -> None:
+        """A request is pending. Refuse it soon, if the room that it means may have ended with an earlier use.
 
-        Decode had given that use up when the room was opened. Nobody can tell whether the room was meant for that use
-        or for this one.
+        Decode had given that use up when prefill opened its last room, which ended with that. If the room was meant for
+        that use, prefill opens another one for this request. If it was meant for this request, nobody opens another
+        one, and decode would wait until its deadline.
         """
-        if not self._tombstones.any_given_up():
-            return False
-        spent = self._tombstones.spent(key_of(message), self._claims.asking(rank), message.lifetime_ms / 1000)
-        if spent is None:
-            return False
+        if self._spent(message, rank) is not None:
+            self._context.after(DOUBT, lambda: self._refuse_doubtful(message, rank))
+
+    def _spent(self, message: wire.Request, rank: DecodeRank) -> GivenUp | None:
+        """What ended the room that a request may mean."""
+        return self._tombstones.spent(key_of(message), self._claims.asking(rank), message.lifetime_ms / 1000)
+
+    def _refuse_doubtful(self, message: wire.Request, rank: DecodeRank) -> None:
+        """Refuse a request for which nobody has opened another room, and those of the other ranks of its instance."""
+        key, spent = key_of(message), self._spent(message, rank)
+        if spent is None or self._pending.get(key, rank.name) is not message:
+            return
         cause = (
             f"{spent.instance} had given an earlier use up ({spent.reason.clause}) when prefill opened its room, which "
             "ended with that; nobody can tell which use the room was meant for"
         )
-        reason = room_reason(
-            self._context, message.room, message.attempt, "room.reused", REUSED, cause, HINT, peer=rank.name
-        )
-        self._refuse_anew(message, rank, reason, spent)
-        return True
-
-    def _refuse_anew(self, message: wire.Request, rank: DecodeRank, reason: Reason, spent: GivenUp) -> None:
-        """Refuse a request that may mean another use than a room. A room that is opened for this use later fails."""
-        self.answer(rank, message, reason)
-        asking = self._claims.asking(rank)
-        key, use = key_of(message), message.generation
-        self._tombstones.give_up(key, asking, use, reason, spent.declined, named=False)
+        for each, asked in self._claims.asked(key, None):
+            if self._spent(asked.request, each) is spent:
+                self._pending.drop(key, each.name)
+                who = {"peer": each.name}
+                reason = room_reason(self._context, *key, "room.reused", REUSED, cause, HINT, **who)
+                self.answer(each, asked.request, reason)
+                # A room that prefill opens for this use later fails with the same reason.
+                asking, use = self._claims.asking(each), asked.request.generation
+                self._tombstones.give_up(key, asking, use, reason, spent.declined, named=False)
 
     # Rooms.
 
@@ -294,14 +303,11 @@ class Requests:
         self.bind(room)
 
     def _end_with(self, room: SendingState, given_up: GivenUp) -> None:
-        """Fail a room with a use that an instance gave up. If the instance has asked anew, that request fails, too."""
+        """Fail a room with a use that an instance gave up. The instance may have asked anew: that request waits on."""
         informed = self._belonged(room, given_up)
-        anew = [(rank, asked.request) for rank, asked in self._claims.asked(room.key, room) if rank.name in informed]
-        reason = self._another_use(room, [rank.name for rank, _ in anew]) if anew else given_up.reason
-        room.fail_known(reason, informed, given_up.ranks)
-        for rank, request in anew:
-            self._pending.drop(room.key, rank.name)
-            self._refuse_anew(request, rank, reason, given_up)
+        room.fail_known(given_up.reason, informed, given_up.ranks)
+        for rank, asked in self._claims.asked(room.key, room):
+            self._doubt(asked.request, rank)
 
     def _refuse_others(self, room: SendingState) -> None:
         """Refuse the requests of ranks that the room is not for."""
@@ -411,18 +417,14 @@ class Requests:
                 stale.append((rank, asked, found))
         if not stale:
             return False
-        reason = self._another_use(room, [rank.name for rank, _, _ in stale])
+        names = ", ".join(rank.name for rank, _, _ in stale)
+        cause = f"an earlier use ended on one side without the other, so that {names} may mean another use than this"
+        reason = room.explain(room.reason_for("room.reused", REUSED, cause, HINT))
         informed: dict[str, str] = {}
         for rank, asked, each in stale:
             self._turn_away(room, rank, asked, reason, each, informed)
         room.fail_known(reason, informed, max(rank.expected for rank, _ in group.asked))
         return True
-
-    def _another_use(self, room: SendingState, names: Sequence[str]) -> Reason:
-        """Why a room fails, of which some decode ranks may mean another use."""
-        who = ", ".join(names)
-        cause = f"an earlier use ended on one side without the other, so that {who} may mean another use than this"
-        return room.explain(room.reason_for("room.reused", REUSED, cause, HINT))
 
     def _turn_away(
         self,

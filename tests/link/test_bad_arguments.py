@@ -176,3 +176,18 @@ def test_a_name_that_no_instance_has() -> None:
             with pytest.raises(StatelinkError, match="a peer is ") as caught:
                 link.receive(5, name, 160)
             assert caught.value.code == "config.peer"
+
+
+def test_a_sibling_that_is_the_peer() -> None:
+    with (
+        Rank("p").open({"role": "prefill", "backend": "tcp"}) as prefill,
+        Rank("d").open({"role": "decode", "backend": "tcp"}) as decode,
+    ):
+        decode.siblings([prefill.address])
+        room = decode.receive(5, prefill.address, 160, deadline=30)
+        assert room.wait(20) is Status.FAILED
+        assert room.reason is not None
+        assert room.reason.code == "config.peer"
+        assert "is an address of the prefill instance" in str(room.reason)
+        with pytest.raises(StatelinkError, match="siblings are no list of addresses: got None"):
+            decode.siblings(None)  # type: ignore[arg-type]

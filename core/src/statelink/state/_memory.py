@@ -11,6 +11,7 @@ import numpy as np
 from statelink._arguments import shown, text
 from statelink.errors import StateError
 
+from ._dtypes import name_of
 from ._inventory import MAX_KIND, Region
 from ._layout import MAX_DTYPE
 from ._shares import as_int, ints, settle_ints
@@ -18,6 +19,12 @@ from ._shares import as_int, ints, settle_ints
 __all__ = ["Memory", "size_of"]
 
 _STRIDED = "torch.strided"
+FLAGS = (
+    ("is_quantized", "quantised", "pass tensor.int_repr(), and the scale and zero point in a format tag"),
+    ("is_conj", "conjugated on access", "pass tensor.resolve_conj()"),
+    ("is_neg", "negated on access", "pass tensor.resolve_neg()"),
+)
+"""What makes equal bytes of two tensors of one type stand for different values, in torch's and in plain words."""
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,8 +166,13 @@ def _of_numpy(array: np.ndarray[Any, Any]) -> Memory:
     low, high = np.lib.array_utils.byte_bounds(root)
     if array.dtype.hasobject:
         raise StateError("an array of Python objects has no state to move", cause=f"its dtype is {array.dtype}")
-    # If the byte order is not the machine's own, it is part of the type, so that both sides must agree.
-    dtype = array.dtype.name if array.dtype.isnative else array.dtype.str
+    if isinstance(array, np.ma.MaskedArray):
+        raise StateError(
+            "an array with a mask cannot be described",
+            cause="a mask says which elements count, and only bytes move",
+            hint="pass array.data if all elements count",
+        )
+    dtype = name_of(array.dtype)
     if not array.size:
         return _empty(array.shape, dtype, array.itemsize, "dram")
     return Memory(
@@ -181,6 +193,14 @@ def _of_tensor(tensor: Any) -> Memory:
             cause=f"the layout of this one is {layout}",
             hint="pass the pool as the engine's kernels use it",
         )
+    for flag, words, hint in FLAGS:
+        asked = getattr(tensor, flag, False)
+        if asked() if callable(asked) else asked:
+            raise StateError(
+                f"a tensor that is {words} cannot be described",
+                cause=f"its bytes alone do not say its values: `{flag}` of the tensor is true",
+                hint=hint,
+            )
     itemsize = int(tensor.element_size())
     dtype = str(tensor.dtype).removeprefix("torch.")
     kind = str(tensor.device) if tensor.device.type != "cpu" else "dram"

@@ -36,7 +36,7 @@ def test_what_is_no_item_and_no_event(items: Any, ready: Any, said: str) -> None
         assert receiving.wait(20) is sending.wait(20) is Status.SUCCEEDED
 
 
-@pytest.mark.parametrize("seconds", ["5", math.nan, np.float32(1), [1]])
+@pytest.mark.parametrize("seconds", ["5", math.nan, np.float32("nan"), True, [1]])
 def test_what_is_no_time_to_wait(seconds: Any) -> None:
     said = rf"{re.escape(repr(seconds))} was passed as the seconds to wait.*a number is expected"
     with link_of("decode") as link:
@@ -49,7 +49,7 @@ def test_what_is_no_time_to_wait(seconds: Any) -> None:
         for wait in (link.suspend, link.close):
             with pytest.raises(RoomError, match="None was passed as the seconds to wait"):
                 wait(endless)
-        assert room.wait(np.float64(0.01)) is not Status.FAILED, "the link is still open"
+        assert room.wait(np.float32(0.01)) is not Status.FAILED, "the link is still open"
 
 
 def test_a_status_is_a_word() -> None:

@@ -20,6 +20,11 @@ TCP: dict[str, Any] = {"backend": "tcp", "insecure": True, "options": {"same_hos
 EVERYWHERE: dict[str, Any] = {**TCP, "listen": "tcp://0.0.0.0:0"}
 
 
+def _others() -> list[str]:
+    """This host's interfaces beside loopback."""
+    return [name for _, name in socket.if_nameindex() if name != "lo"]
+
+
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, bytes]]:
     """For each backend: the host that peers are told, where it listens, and its descriptor."""
@@ -51,6 +56,18 @@ def test_names_and_interfaces_carry_a_request(where: dict[str, str]) -> None:
         target.open({**TCP, **where}, role="decode") as decode,
     ):
         hand_over(prefill, decode, source, target)
+
+
+def test_the_loopback_interface_needs_no_keys() -> None:
+    with Rank("p").open({"backend": "tcp"}, role="prefill", listen="tcp://lo:0") as link:
+        assert link.address.rpartition(":")[0] in ("tcp://127.0.0.1", "tcp://[::1]")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.9.9.9", "example.invalid", "LO", "lo1", *_others()])
+def test_what_is_not_loopback_needs_keys(host: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Rank("p").open({"backend": "tcp"}, role="prefill", listen=f"tcp://{host}:0", advertise="127.0.0.1")
+    assert caught.value.code == "config.insecure"
 
 
 def test_peers_are_told_an_address_that_is_not_of_this_host(told: list[tuple[str, str, bytes]]) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -113,7 +114,79 @@ def test_what_covers_each_other_matches() -> None:
     plan.match(instance_of("p", [spare[0]]), instance_of("d", [spare[1]]))
 
 
-SPOILT = ("a rank is missing", "a rank says what another says", "a rank lacks a buffer", "a rank lacks a component")
+def copies(make: Callable[..., Described], layers: Sequence[int], **fields: object) -> Described:
+    return make({layer: pointer(30 + layer, 4, 2, 3) for layer in layers}, **fields)
+
+
+LACKING: list[tuple[str, dict[str, tuple[int, int]]]] = [
+    ("pipeline stage 0", {"tp": (-1, 2), "pp": (0, 1)}),
+    ("list the same buffers", {}),
+]
+
+
+@pytest.mark.parametrize(("said", "axes"), LACKING)
+@pytest.mark.parametrize("make", [state.mla_pages, partial(state.index_pages, name="kv", type="kv")])
+def test_a_decode_rank_without_a_copy_of_a_layer(make: Any, said: str, axes: dict[str, tuple[int, int]]) -> None:
+    places = [{name: (rank if at < 0 else at, size) for name, (at, size) in axes.items()} for rank in range(2)]
+
+    def ranks(*layers: Sequence[int]) -> list[Inventory]:
+        beside = [kv_share(rank, 2, (0, 1), name="more") for rank in range(2)]
+        parts = [[*([copies(make, each)] if each else []), more] for each, more in zip(layers, beside, strict=True)]
+        return instance_of("d", *parts, axes=places if axes else ())
+
+    whole = ranks((0, 1), (0, 1))
+    plan.match(whole, whole)
+    for lists, lacks_it in (((1,), (0, 1)), 0), (((0, 1), (1,)), 1), (((0,), (1,)), 0), (((), (0, 1)), 0):
+        with pytest.raises(MismatchError, match=rf"decode rank {lacks_it} lacks buffer 'layers\.") as caught:
+            plan.match(whole, ranks(*lists))
+        assert caught.value.code == "mismatch.stage"
+        assert said in str(caught.value)
+        plan.match(ranks(*lists), whole)  # prefill's other rank sends it
+
+
+def test_a_layer_without_items_is_no_copy() -> None:
+    empty = state.index_pages({0: pointer(30, 0, 2, 3), 1: pointer(31, 4, 2, 3)})
+    full = state.index_pages({layer: pointer(30 + layer, 4, 2, 3) for layer in range(2)})
+    plan.match(instance_of("p", [full]), instance_of("d", [full], [full]))
+    with pytest.raises(MismatchError, match=r"decode rank 1 lacks buffer 'layers\.0\.index_k'"):
+        plan.match(instance_of("p", [full]), instance_of("d", [full], [empty]))
+
+
+def test_a_rank_without_a_layer_of_heads_that_another_rank_has_too() -> None:
+    def four(lists: Sequence[int]) -> list[Inventory]:
+        return instance_of(
+            "d", *([keys(lists if rank == 1 else (0, 1), 4, 2, 1, 3, heads=2, tp=(rank, 4))] for rank in range(4))
+        )
+
+    source = instance_of("p", [keys((0, 1), 4, 2, 2, 3, heads=2)])
+    plan.match(source, four((0, 1)))
+    with pytest.raises(MismatchError, match=r"share 1 of 4 of buffer 'layers\.1\.k'") as caught:
+        plan.match(source, four((0,)))
+    assert caught.value.code == "mismatch.stage"
+
+
+def test_layers_that_need_no_copy() -> None:
+    both, first, last = (copies(state.mla_pages, layers) for layers in ((0, 1), (0,), (1,)))
+    source = instance_of("p", [both])
+    stages = [{"pp": (0, 2)}, {"pp": (1, 2)}]
+    plan.match(source, instance_of("d", [first], [last], axes=stages))
+    plan.match(source, instance_of("d", [first], [last]))
+    plan.match(source, instance_of("d", [first], [first], [last], [last]))
+    # Only decode has the draft, and only one of its ranks.
+    draft = copies(partial(state.mla_pages, name="draft", optional=True), (9,))
+    plan.match(source, instance_of("d", [both, draft], [both]))
+    # What says neither that ranks copy it nor that they share it is on one rank.
+    alone = kv_share(name="draft", optional=True)
+    plan.match(instance_of("p", [both, alone]), instance_of("d", [both, alone], [both]))
+
+
+SPOILT = (
+    "a rank is missing",
+    "a rank says what another says",
+    "a rank lacks a buffer",
+    "a rank lacks a component",
+    "a rank lacks a layer",
+)
 TOPOLOGIES = ("equal widths", "narrow to wide", "replicated heads", "stages to stages")
 
 
@@ -121,6 +194,10 @@ EXAMPLES = 5
 SHARED = ("dsa", "dsa_tail")
 """Components of which layers may share another's."""
 
+
+KINDS_SPOILT = ("kv", "kv of latents")
+MISSING_OR_OTHER = SPOILT[:2]
+"""Mistakes after which the ranks are not those of before, one by one."""
 
 Masks = dict[tuple[str, str], npt.NDArray[np.bool_]]
 
@@ -148,6 +225,24 @@ def painted(ranks: Sequence[Inventory]) -> Masks:
     return found
 
 
+def gone_layers(before: Inventory, after: Inventory, sent: Masks, named: bool) -> set[tuple[str, str]]:
+    """Buffers of layers that a rank of decode held, and no longer holds, although prefill sends them.
+
+    In a scene, all ranks of a stage need what each of them lists. If the ranks do not name their axes, a rank that
+    lists no layer may be a stage without state.
+    """
+    had, has = (
+        {
+            (component.name, buffer.name)
+            for component in rank.components
+            for buffer in component.buffers
+            if buffer.count and buffer.layer is not None and (component.name, buffer.name) in sent
+        }
+        for rank in (before, after)
+    )
+    return had - has if named or has else set()
+
+
 def spoil(draw: Random, ranks: list[Inventory], how: str) -> list[Inventory]:
     """The same instance with one mistake in it."""
     victim = draw.randrange(len(ranks))
@@ -166,6 +261,8 @@ def spoil(draw: Random, ranks: list[Inventory], how: str) -> list[Inventory]:
         buffers = component.buffers
         gone = draw.randrange(len(buffers))
         rest = tuple(buffer for number, buffer in enumerate(buffers) if number != gone)
+        if how == "a rank lacks a layer":
+            rest = tuple(buffer for buffer in buffers if buffer.layer != buffers[gone].layer)
         whole = how == "a rank lacks a component" or not rest
         new = () if whole else (msgspec.structs.replace(component, buffers=rest),)
         changed = msgspec.structs.replace(one, components=(*one.components[:place], *new, *one.components[place + 1 :]))
@@ -178,7 +275,7 @@ def spoil(draw: Random, ranks: list[Inventory], how: str) -> list[Inventory]:
 def test_what_is_accepted_has_a_place_for_everything(topology: str, how: str, scale: int) -> None:
     refused = 0
     for number in range(scale * EXAMPLES):
-        case = scene("kv", topology, number)
+        case = scene(KINDS_SPOILT[number % 2], topology, number)
         rng = np.random.default_rng(case.seed)
         sources = [rank.inventory for rank in instance(case, case.source, "prefill", rng)]
         targets = [rank.inventory for rank in instance(case, case.target, "decode", rng)]
@@ -189,6 +286,12 @@ def test_what_is_accepted_has_a_place_for_everything(topology: str, how: str, sc
         held, there = painted(sources), painted(spoilt)
         lost = [name for name, mask in held.items() if name in there and lacks(mask, there[name])]
         lost += [name for name in held.keys() - there.keys() if name[0] not in SHARED]
+        if how not in MISSING_OR_OTHER:
+            lost += [
+                name
+                for before, after in zip(targets, spoilt, strict=True)
+                for name in gone_layers(before, after, held, case.target.axes)
+            ]
         try:
             plan.match(sources, spoilt)
         except MismatchError:

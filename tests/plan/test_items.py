@@ -137,7 +137,7 @@ def test_a_page_has_one_position_in_all_pushes_of_a_room() -> None:
         (np.array([1 << 63], np.uint64), "room.indices", f"index {1 << 63} of component 'kv' is out of range"),
         ([1 << 70], "room.indices", "indices of component 'kv' are not a list of integers: got shape (1,) of object"),
         ([1.0], "room.indices", "indices of component 'kv' are not a list of integers: got shape (1,) of float64"),
-        ([True], "room.indices", "indices of component 'kv' are not a list of integers: got shape (1,) of bool"),
+        ([True], "room.indices", "indices of component 'kv' are not a list of integers: bools are among them"),
         (["1"], "room.indices", "indices of component 'kv' are not a list of integers"),
         ([[1]], "room.indices", "indices of component 'kv' are not a list of integers: got shape (1, 1) of int64"),
         (5, "room.indices", "indices of component 'kv' are not a list of integers: got shape () of int64"),

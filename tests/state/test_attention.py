@@ -162,7 +162,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     (
         lambda: state.chunked_pages({7: pair(5, 4, 2, 6)}, heads=2, attention_chunk=64.0),  # type: ignore[arg-type]
-        "the group of component 'chunked_local' is 64.0: a whole number is expected",
+        "'attention_chunk' of chunked_pages is 64.0: a whole number is expected",
     ),
     (
         lambda: state.compressed_pages({7: {"kv": zeros(5, 4, 6)}}, page=4, type="chunked_local", window=4, group=8),
@@ -176,39 +176,39 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         lambda: state.mla_pages({0: zeros(5, 4, 6)}, partition=state.Partition("cyclic", 2, 0, 6)),
         "component 'kv' deals its positions out in blocks of 6: a page has 4 positions, and neither divides the other",
     ),
-    (lambda: state.kv_pages([], heads=2), "arrays by layer are given as list: a dict is expected"),  # type: ignore[arg-type]
+    (lambda: state.kv_pages([], heads=2), "'layers' of kv_pages is of type list: a dict is expected"),  # type: ignore[arg-type]
     (
         lambda: state.compressed_pages({7: zeros(5, 4, 6)}, page=8),  # type: ignore[dict-item]
-        "the arrays of layer 7 by name are given as ndarray: a dict is expected",
+        "entry 7 of 'layers' of compressed_pages is of type ndarray: a dict is expected",
     ),
     (lambda: state.kv_pages({}, heads=2), "component 'kv' needs at least one array"),
     (
         lambda: state.kv_pages({7: (zeros(5, 4, 2, 6),)}, heads=2),  # type: ignore[dict-item]
-        "layer 7 needs one array of keys and one of values, and a scale of each if there are any: 1 arrays, 0 scales",
+        "layer 7 needs one array of keys and one of values: 1 arrays were passed",
     ),
     (
         lambda: state.kv_pages({7: pair(5, 4, 2, 6)}, heads=2, scales={7: (1.0,)}),  # type: ignore[dict-item]
-        "layer 7 needs one array of keys and one of values, and a scale of each if there are any: 2 arrays, 1 scales",
+        "entry 7 of 'scales' of kv_pages is (1.0,): a tuple of 2 is expected",
     ),
     (
         lambda: state.kv_pages({7: pair(5, 4, 2, 6)}, heads=2.0),  # type: ignore[arg-type]
-        "the number of heads of 'layers.7.k' is 2.0: a whole number is expected",
+        "'heads' of kv_pages is 2.0: a whole number is expected",
     ),
     (
         lambda: state.kv_pages({7: pair(5, 4, 2, 6)}, heads=2, tp=2),  # type: ignore[arg-type]
-        "the rank and width of 'layers.7.k' is 2: a pair of whole numbers is expected",
+        "'tp' of kv_pages is 2: a tuple of 2 is expected",
     ),
     (
         lambda: state.kv_pages({"7": pair(5, 4, 2, 6)}, heads=2),  # type: ignore[dict-item]
-        "the layer of buffer 'layers.7.k' is '7': a whole number is expected",
+        "a key of 'layers' of kv_pages is '7': a whole number from 0 to 2147483647 is expected",
     ),
     (
         lambda: state.window_pages({7: pair(5, 4, 2, 6)}, heads=2, window=128.0),  # type: ignore[arg-type]
-        "the window of component 'swa' is 128.0: a whole number is expected",
+        "'window' of window_pages is 128.0: a whole number is expected",
     ),
     (
         lambda: state.compressed_pages({7: {"kv": zeros(5, 4, 6)}}, page=8.0),  # type: ignore[arg-type]
-        "the page of component 'dsv4' is 8.0: a whole number is expected",
+        "'page' of compressed_pages is 8.0: a whole number is expected",
     ),
     (
         lambda: state.Partition("cyclic", 2, "1"),  # type: ignore[arg-type]

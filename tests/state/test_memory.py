@@ -95,6 +95,65 @@ def test_a_byte_order_that_is_not_the_machines_is_part_of_the_name() -> None:
     assert Memory.of(np.zeros((2, 2), ">f4")).dtype == ">f4"
 
 
+AB: Any = [("a", "u1"), ("b", "u2")]
+NAMES: list[tuple[Any, str]] = [
+    (AB, "{'a': uint8 at 0, 'b': uint16 at 1; 3 bytes}"),
+    (AB[::-1], "{'b': uint16 at 0, 'a': uint8 at 2; 3 bytes}"),
+    ([("c", "u1"), ("b", "u2")], "{'c': uint8 at 0, 'b': uint16 at 1; 3 bytes}"),
+    ([("a", "i1"), ("b", "u2")], "{'a': int8 at 0, 'b': uint16 at 1; 3 bytes}"),
+    ([("a", "u1"), ("b", ">u2")], "{'a': uint8 at 0, 'b': >u2 at 1; 3 bytes}"),
+    (np.dtype(AB, align=True), "{'a': uint8 at 0, 'b': uint16 at 2; 4 bytes}"),
+    ({"names": ["b", "a"], "formats": ["u2", "u1"], "offsets": [1, 0]}, "{'a': uint8 at 0, 'b': uint16 at 1; 3 bytes}"),
+    ({"names": ["a"], "formats": ["u1"], "itemsize": 3}, "{'a': uint8 at 0; 3 bytes}"),
+    ([("a", "u1", (3,))], "{'a': uint8[3] at 0; 3 bytes}"),
+    ([("a", [("b", "u2")]), ("c", "u1")], "{'a': {'b': uint16 at 0; 2 bytes} at 0, 'c': uint8 at 2; 3 bytes}"),
+    ([(("title", "a"), "u1"), ("b", "u2")], "{'a': uint8 at 0, 'b': uint16 at 1; 3 bytes}"),
+    ("V3", "void24"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "name"), NAMES)
+def test_a_structured_type_is_named_by_what_its_bytes_mean(dtype: Any, name: str) -> None:
+    assert Memory.of(np.zeros((2, 3), dtype)).dtype == name
+
+
+def test_sides_whose_elements_have_other_fields_do_not_match() -> None:
+    sides = {name: described(np.zeros((2, 3), dtype)) for dtype, name in NAMES if np.dtype(dtype).itemsize == 3}
+    assert len(sides) > 7
+    for one, ours in sides.items():
+        for other, theirs in sides.items():
+            assert [each.path for each in ours.diff(theirs)] == (["aux/row: dtype"] if one != other else [])
+
+
+@pytest.mark.parametrize(
+    ("array", "said"),
+    [
+        (torch.zeros(2, 3, dtype=torch.complex64).conj(), "conjugated on access"),
+        (torch.zeros(2, 3, dtype=torch.complex64).conj().imag, "negated on access"),
+        (np.ma.masked_array(np.zeros((2, 3)), True), "an array with a mask"),
+        (np.zeros((2, 3), [("a", object)]), "an array of Python objects"),
+        (np.zeros((2, 3), [("a" * 2000, "u1")]), "the element type of an array has 20.. characters"),
+    ],
+)
+def test_bytes_that_do_not_say_their_values_are_refused(array: Any, said: str) -> None:
+    with pytest.raises(StateError, match=said):
+        Memory.of(array)
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize")
+def test_a_quantised_tensor_is_refused() -> None:
+    tensor = torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.quint8)
+    with pytest.raises(StateError, match="a tensor that is quantised cannot be described"):
+        Memory.of(tensor)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_no_two_types_of_torch_have_one_name() -> None:
+    types = {each for each in vars(torch).values() if isinstance(each, torch.dtype)}
+    named = {each: Memory.of(torch.empty(2, 3, dtype=each)).dtype for each in types if "q" not in str(each)}
+    assert len(set(named.values())) == len(named) > 30
+
+
 def test_a_memory_is_returned_as_it_is() -> None:
     memory = Memory.pointer(4096, (2, 3), "uint8", 1)
     assert Memory.of(memory) is memory

@@ -119,10 +119,10 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     (lambda: state.mamba_slots(conv={}, ssm={}), "component 'mamba' needs buffers"),
     (lambda: state.aux_rows({}), "component 'aux' needs buffers"),
-    (lambda: state.aux_rows(zeros(5, 4)), "rows by name are given as ndarray: a dict is expected"),  # type: ignore[arg-type]
+    (lambda: state.aux_rows(zeros(5, 4)), "'rows' of aux_rows is of type ndarray: a dict is expected"),  # type: ignore[arg-type]
     (
         lambda: state.mamba_slots(conv=zeros(3, 8, 2), ssm={}),  # type: ignore[arg-type]
-        "convolution states by layer are given as ndarray: a dict is expected",
+        "'conv' of mamba_slots is of type ndarray: a dict is expected",
     ),
     (lambda: state.aux_rows({"room": zeros(5)}), "array 'room' needs items first and at least one more axis"),
 ]

@@ -27,6 +27,7 @@ from statelink.hints import install_hint
 from statelink.registry import load_backend
 
 from ._files import temporary_folder
+from ._numbers import seconds
 from ._output import ended_by_signal, json_option, print_json
 from ._pairs import pair
 
@@ -76,7 +77,7 @@ class _NothingRunError(click.ClickException):
 )
 @click.option(
     "--patience",
-    type=click.FloatRange(min=0.1),
+    type=seconds(0.1),
     default=30.0,
     show_default=True,
     help="Wait this many seconds at most for the report of a failure, such as the death of a peer.",

@@ -18,6 +18,7 @@ from statelink.explain import explain as report_of
 from statelink.registry import load_backend
 
 from ._flows import draw_flows
+from ._numbers import Number
 from ._output import CodedError, json_option, print_json
 from ._plots import picture_path
 from ._words import duration, size
@@ -55,7 +56,7 @@ def _list_presets(context: click.Context, _: click.Parameter, wanted: bool) -> N
 )
 @click.option(
     "--bandwidth",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0.001, max=1e6),
     metavar="GBIT",
     help="Estimate the time, with so many Gbit/s for each rank.",
 )

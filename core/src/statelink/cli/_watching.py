@@ -12,6 +12,8 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
+from ._numbers import seconds
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -20,7 +22,7 @@ __all__ = ["count_option", "every_option", "watch"]
 Seen = TypeVar("Seen")
 
 every_option = click.option(
-    "--every", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Wait this many seconds in between."
+    "--every", type=seconds(0.1), default=2.0, show_default=True, help="Wait this many seconds in between."
 )
 count_option = click.option(
     "--count", type=click.IntRange(min=1), default=None, help="Stop after this many times instead of at an interrupt."

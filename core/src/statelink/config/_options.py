@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
+from statelink._arguments import shown, text
 from statelink.backend import UNKNOWN
 from statelink.errors import ConfigError
 from statelink.hints import did_you_mean
@@ -45,9 +47,10 @@ class Staging(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     components: dict[str, Literal["auto", "always", "never"]] = {}
 
     def __post_init__(self) -> None:
+        _settle(self, "options of staging")
         for name in ("ring_bytes", "parcel_bytes"):
             if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} of staging must be above zero", cause=f"got {getattr(self, name)}")
+                raise ConfigError(f"{name} of staging must be above zero", cause=f"got {shown(getattr(self, name))}")
 
 
 class Etcd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,8 +75,9 @@ class Etcd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     lifetime: int = 15
 
     def __post_init__(self) -> None:
+        _settle(self, "options of etcd")
         if not 0 < self.lifetime <= 86400:
-            raise ConfigError("lifetime must be above zero and at most a day", cause=f"got {self.lifetime}")
+            raise ConfigError("lifetime must be above zero and at most a day", cause=f"got {shown(self.lifetime)}")
 
 
 class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -151,19 +155,20 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_pending_request_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
+        _settle(self, "configuration of a link")
         require = (self.require,) if isinstance(self.require, str) else self.require
         msgspec.structs.force_setattr(self, "require", tuple(dict.fromkeys(word for word in require if word)))
         if any("+" in word or word == UNKNOWN for word in self.require):
             raise ConfigError("require names transports", cause=f"got {', '.join(self.require)}")
-        whole = ("threads", "slice_bytes", "max_rooms", "max_pushes", "max_pending_request_bytes")
-        for name in ("deadline", "heartbeat", "liveness", *whole):
+        numbers = ("threads", "slice_bytes", "max_rooms", "max_pushes", "max_pending_request_bytes")
+        for name in ("deadline", "heartbeat", "liveness", *numbers):
             if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be above zero", cause=f"got {getattr(self, name)}")
+                raise ConfigError(f"{name} must be above zero", cause=f"got {shown(getattr(self, name))}")
         if self.etcd is not None and not self.rendezvous.startswith(("etcd://", "etcds://")):
             cause = f"'rendezvous' is {self.rendezvous!r:.80}, not an address of etcd"
             raise ConfigError("options for etcd are configured", cause=cause, hint="write etcd://host:port")
         if self.release_after is not None and not self.release_after > 0:
-            raise ConfigError("release_after must be above zero", cause=f"got {self.release_after}")
+            raise ConfigError("release_after must be above zero", cause=f"got {shown(self.release_after)}")
         if self.liveness < 2 * self.heartbeat:
             raise ConfigError(
                 "liveness must be at least twice the heartbeat",
@@ -192,16 +197,52 @@ def read_options(type_: Any, given: Any, what: str, **who: Any) -> Any:
     if not isinstance(given, Mapping):
         raise ConfigError(f"{what} is not a mapping", cause=f"got {type(given).__name__}", code="config.type", **who)
     check_known(type_, given, what, who)
+    return _converted(type_, given, what, _instead(type_, given), who)
+
+
+def _converted(type_: Any, given: Mapping[str, Any], what: str, hint: str, who: Mapping[str, Any]) -> Any:
     try:
-        return msgspec.convert(dict(given), type_, strict=True)
+        return msgspec.convert(_plain(given, what), type_, strict=True)
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, ConfigError):
             reason = error.__cause__.reason
             named = {**reason.who, **{key: str(value) for key, value in who.items()}}
             raise ConfigError.of(msgspec.structs.replace(reason, who=named)) from None
-        hint = _instead(type_, given)
         cause = _plainly(str(error), given)
         raise ConfigError(f"bad value in the {what}", cause=cause, hint=hint, code="config.type", **who) from error
+
+
+def _settle(struct: msgspec.Struct, what: str) -> None:
+    """Check the types of the fields of a frozen struct, because its constructor does not.
+
+    Raises:
+        ConfigError: A value is of the wrong type.
+    """
+    given = {field.name: getattr(struct, field.name) for field in msgspec.structs.fields(type(struct))}
+    found = _converted(_fields_of(type(struct)), given, what, _instead(type(struct), given), {})
+    for name in given:
+        msgspec.structs.force_setattr(struct, name, getattr(found, name))
+
+
+@functools.cache
+def _fields_of(type_: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    """A struct of the same fields, without defaults and without checks of its own."""
+    return msgspec.defstruct("Fields", [(field.name, field.type) for field in msgspec.structs.fields(type_)])
+
+
+def _plain(given: Any, what: str) -> Any:
+    """The same, with numbers and arrays of numpy as Python's. The decoder takes no others.
+
+    Raises:
+        ConfigError: A text has a character that cannot be sent.
+    """
+    if isinstance(given, Mapping):
+        return {_plain(key, f"a key in the {what}"): _plain(value, shown(key)) for key, value in given.items()}
+    if isinstance(given, (list, tuple, set, frozenset)):
+        return [_plain(each, f"an entry of {what}") for each in given]
+    if isinstance(given, str):
+        return text(given, what, error=ConfigError)
+    return given.tolist() if hasattr(given, "dtype") and hasattr(given, "tolist") else given
 
 
 def _plainly(text: str, given: Mapping[str, Any]) -> str:
@@ -218,8 +259,9 @@ def _plainly(text: str, given: Mapping[str, Any]) -> str:
         said = f"{' or '.join(KINDS.get(kind, kind) for kind in kinds)}{expected[2]} is expected"
         got = KINDS.get(expected[3], expected[3])
         if SHOWN.issuperset(kinds) and (found := _at(place, given)) is not None:
-            got = f"{found!r:.80}"
+            got = shown(found)
         said += f", got {got}" if got else ""
+    said = f"{said:.500}"
     return f"{place}: {said}" if place else said
 
 
@@ -236,9 +278,9 @@ def check_known(type_: Any, given: Mapping[str, Any], what: str, who: Mapping[st
     for key, value in given.items():
         if key not in fields:
             raise ConfigError(
-                f"unknown key {key!r} in the {what}",
+                f"unknown key {shown(key)} in the {what}",
                 cause=f"known keys: {', '.join(sorted(fields)) or 'none'}",
-                hint=did_you_mean(key, fields),
+                hint=did_you_mean(key, fields) if isinstance(key, str) else "",
                 code="config.key",
                 **who,
             )

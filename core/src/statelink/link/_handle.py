@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from statelink._arguments import duration, shown, switch, wait_time, words
 from statelink.errors import ClosedError, RoomError
 from statelink.plan import checked_content
 
@@ -18,30 +19,7 @@ if TYPE_CHECKING:
 
     from ._room import RoomState
 
-__all__ = ["Room", "check_wait", "is_duration"]
-
-
-def is_duration(seconds: object) -> bool:
-    """Whether an engine's value is a number of seconds above zero. It may be infinite."""
-    if type(seconds) is float:
-        return seconds > 0
-    return isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and seconds > 0
-
-
-def check_wait(seconds: float | None, *, endless: bool = True) -> None:
-    """Refuse seconds to wait that are no number. Below zero, they count as zero.
-
-    Args:
-        seconds: What the engine passed.
-        endless: Whether ``None`` is allowed, for a wait without end.
-
-    Raises:
-        RoomError: They are no number.
-    """
-    if (seconds is None and endless) or (isinstance(seconds, (int, float)) and seconds == seconds):
-        return
-    what, cause = f"{seconds!r:.80} was passed as the seconds to wait", "a number is expected"
-    raise RoomError(what, cause=cause, code="room.number")
+__all__ = ["Room"]
 
 
 class Room:
@@ -172,11 +150,12 @@ class Room:
             The status at the end of the wait.
 
         Raises:
-            RoomError: ``timeout`` is no number.
+            RoomError: ``timeout`` is no number, or ``quiesced`` no bool.
         """
-        check_wait(timeout)
+        seconds = None if timeout is None else wait_time(timeout)
+        quiesced = quiesced if type(quiesced) is bool else switch(quiesced, "'quiesced'", error=RoomError)
         self._state.context.check_process()
-        return self._state.wait(timeout, quiesced=quiesced)
+        return self._state.wait(seconds, quiesced=quiesced)
 
     def check(self) -> None:
         """Return if the room succeeded: every promised byte is visible at the destination. Does not block.
@@ -207,7 +186,8 @@ class Room:
         if state.context.forked:
             state.context.check_process()
         if state.status not in ENDED:
-            state.context.post(lambda: state.abort(str(why)))
+            said = words(why)
+            state.context.post(lambda: state.abort(said))
 
     def release(self, why: str = "the engine needs it") -> None:
         """Take the memory of the room back, although nobody has proven that nothing touches it. Does not block.
@@ -226,7 +206,7 @@ class Room:
             why: For the log, and for the reason of a room that had not ended.
         """
         self._state.context.check_process()
-        self._state.release(str(why))
+        self._state.release(words(why))
 
     def extend(self, seconds: float) -> None:
         """Set a new deadline: the room may take ``seconds`` from this call. Does not block.
@@ -243,13 +223,11 @@ class Room:
         """
         state = self._state
         state.context.check_process()
-        if not is_duration(seconds):
-            raise RoomError.of(
-                state.reason_for(
-                    "room.number", f"a room is extended by {seconds!r:.80}", "seconds above zero are expected"
-                )
-            )
-        state.context.post(lambda: state.extend(float(seconds)))
+        try:
+            more = duration(seconds, "the time by which a room is extended")
+        except RoomError as error:
+            raise RoomError.of(state.reason_for(error.code, error.reason.what, error.reason.cause)) from None
+        state.context.post(lambda: state.extend(more))
 
     def close(self) -> None:
         """Abort the room, unless it has ended. Does not block, and may be called twice."""
@@ -277,5 +255,5 @@ class Room:
             what = f"items are given as {type(items).__name__}"
             raise RoomError.of(self._state.reason_for(code, what, "a dict of indices by component is expected"))
         if ready is not None and not callable(getattr(ready, "query", None)):
-            what = f"the ready event is {ready!r:.80}"
+            what = f"the ready event is {shown(ready)}"
             raise RoomError.of(self._state.reason_for(code, what, "something with a method query() is expected"))

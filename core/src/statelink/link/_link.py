@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from statelink._arguments import duration, shown, switch, wait_time, words
 from statelink._logs import logger
 from statelink.errors import ConfigError, RoomError, TransferError
 from statelink.plan import MAX_TOKENS, checked_content, checked_int
@@ -16,7 +16,6 @@ from statelink.wire import parse_endpoint
 
 from ._control import Control
 from ._exits import AtExit
-from ._handle import check_wait, is_duration
 from ._inspect import Inspection
 from ._room_table import RoomTable, closed, suspended, unfinished
 from ._snapshot import snapshot
@@ -40,6 +39,8 @@ LATE = 5.0
 """Seconds to wait for the end of a control thread that has just begun."""
 MAX_ROOM = (1 << 64) - 1
 MAX_ATTEMPT = (1 << 63) - 1
+MAX_NAME = 255
+"""Most characters of an instance's name. No description has a longer one."""
 
 
 class Link:
@@ -162,6 +163,7 @@ class Link:
         known = 1 if tokens is None else tokens
         room, known, deadline, attempt = self._valid(room, known, deadline, attempt, content)
         tokens = None if tokens is None else known
+        sole = sole if type(sole) is bool else switch(sole, "'sole'", error=RoomError)
         return role.receive(room, where, tokens, items, prefix, ready, deadline, attempt, sole, content or b"")
 
     def send(
@@ -229,7 +231,7 @@ class Link:
         room, _, _, attempt = self._valid(room, 1, None, attempt)
         if self._suspended:
             raise suspended(self._context)
-        self._decode.decline(room, attempt, where, str(why))
+        self._decode.decline(room, attempt, where, words(why))
 
     def keep(self, room: int, peer: Peer, seconds: float, *, attempt: int = 0) -> None:
         """On decode: ask a prefill instance to keep a request's state, while the request waits for memory here.
@@ -256,14 +258,12 @@ class Link:
             raise _not_this_role("keep()", "decode", self._context.config.role)
         where = _valid_peer(peer)
         room, _, _, attempt = self._valid(room, 1, None, attempt)
-        if not is_duration(seconds) or seconds == math.inf:
-            raise RoomError(
-                f"room {room} is to be kept for {seconds!r:.80}",
-                cause="seconds above zero are expected, and not without end: prefill must know when decode is gone",
-                code="room.number",
-                backend=self.backend,
-                link=self.name,
-            )
+        try:
+            seconds = duration(seconds, f"the time to keep room {room}", endless=False)
+        except RoomError as error:
+            hint = "prefill must know when decode is gone"
+            who = {"backend": self.backend, "link": self.name}
+            raise RoomError(error.reason.what, cause=error.reason.cause, hint=hint, code=error.code, **who) from None
         if self._suspended:
             raise suspended(self._context)
         self._decode.keep(room, attempt, where, seconds)
@@ -283,9 +283,12 @@ class Link:
             ClosedError: The link is closed.
         """
         self._check_open()
-        given = () if isinstance(addresses, str) else tuple(addresses)
-        if isinstance(addresses, str) or not all(isinstance(each, str) for each in given):
-            raise ConfigError("siblings are no list of addresses", cause=f"got {addresses!r:.80}", code="config.peer")
+        given: object = addresses  # without a type checker, an engine may pass anything
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise ConfigError("siblings are no list of addresses", cause=f"got {shown(given)}", code="config.peer")
+        given = tuple(given)
+        if not all(isinstance(each, str) for each in given):
+            raise ConfigError("siblings are no list of addresses", cause=f"got {shown(given)}", code="config.peer")
         others = [str(parse_endpoint(each)) for each in given]
         if self.address in others:
             raise ConfigError(
@@ -323,8 +326,7 @@ class Link:
                 the link is suspended: only `resume` and `close` help.
             ClosedError: The link is closed.
         """
-        check_wait(timeout, endless=False)
-        until = time.monotonic() + timeout
+        until = time.monotonic() + wait_time(timeout)
         with self._changing:
             self._check_open()
             if self._suspended:
@@ -392,8 +394,8 @@ class Link:
         Raises:
             RoomError: ``timeout`` is no number.
         """
-        if timeout != 0.0:
-            check_wait(timeout)
+        if type(timeout) is not float or timeout:
+            timeout = None if timeout is None else wait_time(timeout)
         if self._context.forked:
             self._context.check_process()
         return self._table.take_changes(timeout)
@@ -415,10 +417,8 @@ class Link:
                 tokens = checked_int(tokens, f"the number of tokens of room {room}", 1, MAX_TOKENS)
             if type(attempt) is not int or not 0 <= attempt <= MAX_ATTEMPT:
                 attempt = checked_int(attempt, f"the attempt of room {room}", 0, MAX_ATTEMPT)
-            if deadline is not None and not is_duration(deadline):
-                raise RoomError(
-                    f"the deadline of room {room} is {deadline!r:.80}", cause="seconds above zero are expected"
-                )
+            if deadline is not None:
+                deadline = duration(deadline, f"the deadline of room {room}")
             if content is not None:
                 checked_content(content)
         except RoomError as error:
@@ -450,7 +450,7 @@ class Link:
         Raises:
             RoomError: ``timeout`` is no number. The link stays open.
         """
-        check_wait(timeout, endless=False)
+        timeout = wait_time(timeout)
         self._closed = True
         if self._context.forked:
             # Threads, sockets and registered memory belong to the parent process, and a thread of it may hold a lock.
@@ -534,7 +534,7 @@ def _valid_peer(peer: Peer) -> Peer:
         right = False
     if not right:
         raise ConfigError(
-            f"a peer is {peer!r:.80}",
+            f"a peer is {shown(peer)}",
             cause="the name of an instance, an address, or the addresses of all of its ranks are expected",
             code="config.peer",
         )
@@ -554,9 +554,10 @@ def _are_names(names: tuple[Any, ...], one: bool) -> bool:
     Raises:
         ConfigError: One is no address.
     """
-    if not names or not all(isinstance(name, str) and name for name in names):
+    if not names or not all(isinstance(name, str) and name.isprintable() and name for name in names):
         return False
     if not one or names[0].startswith("tcp://"):
         for address in ",".join(names).split(","):
             parse_endpoint(address)
-    return True
+        return True
+    return len(names[0]) <= MAX_NAME

@@ -17,7 +17,17 @@ from ._positions import MAX_TOKENS, held_items, local, required_span
 if TYPE_CHECKING:
     from statelink.state import Component
 
-__all__ = ["Items", "OffSpanError", "Pages", "check_pieces", "checked_ids", "item_at", "pushed", "required"]
+__all__ = [
+    "Items",
+    "OffSpanError",
+    "Pages",
+    "check_pieces",
+    "checked_ids",
+    "index_array",
+    "item_at",
+    "pushed",
+    "required",
+]
 
 I64 = npt.NDArray[np.int64]
 
@@ -256,6 +266,46 @@ def item_at(component: Component, start: Any) -> int:
     return number
 
 
+def index_array(given: Any, what: str) -> np.ndarray[Any, Any]:
+    """Indices that a caller passes, as an array of any type and shape.
+
+    Raises:
+        RoomError: They cannot be read; or they have bools among them, which numpy would take for numbers, or a mask,
+            which it would drop (``room.indices``).
+    """
+    try:
+        raw = np.asarray(given)
+    except Exception as error:
+        raise RoomError(f"{what} cannot be read", cause=_clipped(error), code="room.indices") from error
+    if type(given) in (list, tuple):
+        kinds = set(map(type, given if raw.size <= SHORT else _suspects(given, raw)))
+        if bool in kinds or np.bool_ in kinds:
+            raise RoomError(f"{what} are not a list of integers", cause="bools are among them", code="room.indices")
+    elif raw is not given and isinstance(given, np.ma.MaskedArray):
+        raise RoomError(
+            f"{what} are an array with a mask",
+            cause="the mask would be dropped, and indices that it hides would be used",
+            hint="pass array.compressed() for those that count",
+            code="room.indices",
+        )
+    return raw
+
+
+def _suspects(given: Sequence[Any], raw: np.ndarray[Any, Any]) -> Sequence[Any]:
+    """The entries that may be bools. In a list of whole numbers, these are read as 0 or 1."""
+    if raw.ndim != 1 or raw.dtype.kind not in "iu":
+        return given
+    return [given[place] for place in np.flatnonzero(raw < 2).tolist()]
+
+
+def _clipped(error: Exception) -> str:
+    """What an error of another library says; its type if it says nothing that can be shown."""
+    try:
+        return f"{str(error)!s:.200}"
+    except Exception:
+        return type(error).__name__
+
+
 def _one(component: Component, given: Any) -> Items:
     only = given[0] if type(given) is list and len(given) == 1 else given
     if type(only) is int and 0 <= only < (LARGEST if component.count is None else component.count):
@@ -275,12 +325,7 @@ def _one(component: Component, given: Any) -> Items:
 def checked_ids(component: Component, given: Any) -> I64:
     """An int64 copy of indices, or the array of `Items`. Checks that all of them are inside every buffer."""
     listed = isinstance(given, Items)
-    try:
-        raw = given.ids if listed else np.asarray(given)
-    except Exception as error:
-        raise RoomError(
-            f"indices of component {component.name!r} cannot be read", cause=str(error), code="room.indices"
-        ) from error
+    raw = given.ids if listed else index_array(given, f"indices of component {component.name!r}")
     if raw.ndim != 1 or (raw.size and raw.dtype.kind not in "iu"):
         raise RoomError(
             f"indices of component {component.name!r} are not a list of integers",

@@ -62,7 +62,8 @@ def match(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> None:
     Raises:
         MismatchError: The instances differ; the error lists the fields, with the destination's value first. Or two
             ranks of one side contradict each other (``mismatch.axes``, ``mismatch.layers``, ``mismatch.replicas``), or
-            a part that prefill holds has no place on decode (``mismatch.uncovered``).
+            a part that prefill holds has no place on decode (``mismatch.uncovered``), or a decode rank lacks a layer of
+            its stage (``mismatch.stage``).
     """
     found = differences(sources, targets)
     if found:

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from statelink._arguments import shown
 from statelink.errors import RoomError, StateError
 from statelink.state import Component, Coverage, IndexSpace
 
-from ._items import Pages, item_at
+from ._items import Pages, index_array, item_at
 from ._numbers import checked_int
 from ._positions import MAX_TOKENS, held_items, required_span
 
@@ -18,6 +19,8 @@ __all__ = ["indices_of"]
 
 I64 = npt.NDArray[np.int64]
 
+MOST_UNUSED = 1 << 22
+"""Most indices of a component whose indices address nothing."""
 TABLE = "'table' has the token slot of each position; a list of page ids is passed as 'pages'"
 
 
@@ -68,7 +71,7 @@ def indices_of(
     if not isinstance(component, Component):
         raise StateError(
             "indices are computed for a component of an inventory",
-            cause=f"got {component!r:.80}" if isinstance(component, str) else f"got {type(component).__name__}",
+            cause=f"got {shown(component)}" if isinstance(component, str) else f"got {type(component).__name__}",
             hint='pass link.inventory.component("kv"), or the component of that name in the inventory of describe',
         )
     tokens = checked_int(tokens, "the number of tokens", 1, MAX_TOKENS)
@@ -80,6 +83,7 @@ def indices_of(
     first, last = held_items(component, tokens, (a, b))
     if first == last:
         return np.empty(0, np.int64)
+    _check_number(component, last - first)
     if kind.index is IndexSpace.RING:
         size = _ring(component, ring, b - a)
         return _slot(component, slot) * size + np.arange(a, b, dtype=np.int64) % size
@@ -110,11 +114,18 @@ def indices_of(
     return slots // component.page
 
 
+def _check_number(component: Component, needed: int) -> None:
+    """Refuse more items than the component has, before a list of them takes gigabytes."""
+    most = MOST_UNUSED if component.count is None else component.count
+    if needed > most:
+        raise _missing(component, f"the request has {needed} items, and at most {most} are possible")
+
+
 def _taken(component: Component, given: Any, places: I64, hint: str = "") -> I64:
     try:
-        values = np.asarray(given)
-    except Exception as error:
-        raise _missing(component, f"a list of integers is needed: {error}") from error
+        values = index_array(given, f"the pages of component {component.name!r}")
+    except RoomError as error:
+        raise _missing(component, f"a list of integers is needed: {error.reason.cause}", error.reason.hint) from error
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise _missing(component, f"a list of integers is needed, got shape {values.shape} of {values.dtype}")
     if places[0] < 0 or len(values) <= places[-1]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from statelink._arguments import shown
 from statelink.errors import RoomError
 
 __all__ = ["MAX_CONTENT", "checked_content", "content_of"]
@@ -72,7 +73,7 @@ def checked_content(content: Any) -> bytes:
     if type(content) is bytes and 0 < len(content) <= MAX_CONTENT:
         return content
     raise RoomError(
-        f"the content of a request is {content!r:.80}",
+        f"the content of a request is {shown(content)}",
         cause=f"1 to {MAX_CONTENT} bytes are expected",
         hint="statelink.content_of() makes them",
         code="room.content",
@@ -88,7 +89,7 @@ def _ids(tokens: Any) -> npt.NDArray[np.int64]:
             raise ValueError("one is 2^63 or more")
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise RoomError(
-            f"the token ids of a request are {tokens!r:.80}",
+            f"the token ids of a request are {shown(tokens)}",
             cause=str(error),
             hint="give one-dimensional whole numbers, in host memory",
             code="room.content",
@@ -117,7 +118,7 @@ def _encoded(name: str, value: Any) -> bytes:
 
 def _wrong(name: str, value: Any) -> RoomError:
     return RoomError(
-        f"the extra {name!r} of a request's content is {value!r:.80}",
+        f"the extra {name!r} of a request's content is {shown(value)}",
         cause="a text, bytes, or a list of these is expected",
         code="room.content",
     )

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from statelink._arguments import shown
 from statelink.errors import StateError
 
 from ._build import Described, View, component
 from ._memory import Memory
-from ._shares import entries, expect_axes, page_of, share
+from ._shares import expect_axes, page_of, share
+from ._signature import checked
 
 if TYPE_CHECKING:
     from ._inventory import Partition
@@ -26,6 +28,7 @@ PAIR = 2
 """Keys and values."""
 
 
+@checked
 def kv_pages(
     layers: Mapping[int, tuple[Array, Array]],
     *,
@@ -76,6 +79,7 @@ def kv_pages(
     )
 
 
+@checked
 def window_pages(
     layers: Mapping[int, tuple[Array, Array]],
     *,
@@ -118,6 +122,7 @@ def window_pages(
     )
 
 
+@checked
 def chunked_pages(
     layers: Mapping[int, tuple[Array, Array]],
     *,
@@ -164,6 +169,7 @@ def chunked_pages(
     )
 
 
+@checked
 def mla_pages(
     layers: Mapping[int, Array],
     *,
@@ -178,6 +184,7 @@ def mla_pages(
     return component(name, "kv", views, page=page, partition=partition, format=format, replicated=True)
 
 
+@checked
 def index_pages(
     layers: Mapping[int, Array],
     *,
@@ -204,6 +211,7 @@ def index_pages(
     return component(name, type, views, page=page, partition=partition, format=format, replicated=True)
 
 
+@checked
 def compressed_pages(
     layers: Mapping[int, Mapping[str, Array]],
     *,
@@ -236,8 +244,8 @@ def compressed_pages(
         format: Tag for properties that strides do not express. It is compared verbatim.
     """
     views = []
-    for layer, arrays in entries(layers, "arrays by layer"):
-        for part, array in entries(arrays, f"the arrays of layer {layer} by name"):
+    for layer, arrays in layers.items():
+        for part, array in arrays.items():
             label = f"layers.{layer}.{part}"
             memory = Memory.of(array)
             expect_axes(label, memory, "pages, rows, width")
@@ -255,6 +263,7 @@ def compressed_pages(
     )
 
 
+@checked
 def planar_pages(
     layers: Mapping[int, Array],
     *,
@@ -283,7 +292,7 @@ def planar_pages(
     """
     row = sum(width for _, width in fields)
     views = []
-    for layer, array in entries(layers, "arrays by layer"):
+    for layer, array in layers.items():
         label = f"layers.{layer}"
         memory = Memory.of(array)
         expect_axes(label, memory, "pages, bytes")
@@ -352,14 +361,15 @@ def _kv_views(
     scales: Mapping[int, tuple[float, float]],
 ) -> Iterator[View]:
     if order not in ("nhd", "hnd"):
-        raise StateError(f"no page order {order!r}", hint="'nhd' ([token, head, dim]) or 'hnd' ([head, token, dim])")
+        raise StateError(
+            f"no page order {shown(order)}", hint="'nhd' ([token, head, dim]) or 'hnd' ([head, token, dim])"
+        )
     axes = (0, 1, 2) if order == "nhd" else (1, 0, 2)
-    for layer, given in entries(layers, "arrays by layer"):
+    for layer, given in layers.items():
         pair = _pair(layer, given)
-        if len(pair) != 2 or len(scales.get(layer, pair)) != 2:
+        if len(pair) != PAIR:
             raise StateError(
-                f"layer {layer} needs one array of keys and one of values, and a scale of each if there are any",
-                cause=f"{len(pair)} arrays, {len(scales.get(layer, ()))} scales",
+                f"layer {layer} needs one array of keys and one of values", cause=f"{len(pair)} arrays were passed"
             )
         for number, (part, array) in enumerate(zip(("k", "v"), pair, strict=True)):
             label = f"layers.{layer}.{part}"
@@ -391,11 +401,13 @@ def _pair(layer: int, given: Any) -> tuple[Any, ...]:
             hint="fused_pages describes one array that has the keys and the values of a token side by side; otherwise "
             "pass the part with the keys and the part with the values, as two slices of it",
         )
+    if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
+        raise StateError(f"layer {layer} needs a pair (K, V) of arrays", cause=f"{shown(given)} was passed")
     return tuple(given)
 
 
 def _row_views(layers: Mapping[int, Array], part: str, optional: bool) -> Iterator[View]:
-    for layer, array in entries(layers, "arrays by layer"):
+    for layer, array in layers.items():
         label = f"layers.{layer}.{part}"
         memory = Memory.of(array)
         expect_axes(label, memory, "pages, tokens, width")

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from statelink._arguments import shown
 from statelink.errors import StateError
 
 from ._inventory import Axis, Buffer, Component, Inventory, Partition, Region
 from ._layout import Layout, Slab
 from ._shares import as_int, pair
+from ._signature import checked
 
 if TYPE_CHECKING:
     from ._memory import Memory
@@ -112,7 +114,7 @@ def component(
                 layout=layout,
                 layer=None if view.layer is None else _layer(view),
                 optional=view.optional,
-                scale=None if view.scale is None else float(view.scale),
+                scale=view.scale,
             )
         )
     built = Component(
@@ -132,10 +134,7 @@ def component(
 
 
 def _layer(view: View) -> int:
-    layer = as_int(view.layer, f"the layer of buffer {view.name!r}")
-    if layer < 0:
-        raise StateError(f"the layer of buffer {view.name!r} is {layer}", cause="layers of a model are counted from 0")
-    return layer
+    return as_int(view.layer, f"the layer of buffer {view.name!r}")
 
 
 def _layout(component: str, view: View) -> Layout:
@@ -207,6 +206,7 @@ def _is_wider(counts: Sequence[int], expected: Sequence[int]) -> bool:
     return next((count > wanted for count, wanted in zip(counts, expected, strict=True) if count != wanted), False)
 
 
+@checked
 def describe(
     instance: str,
     components: Iterable[Described],
@@ -237,6 +237,10 @@ def describe(
     Raises:
         StateError: The description contradicts itself.
     """
+    if not isinstance(components, Iterable):
+        raise StateError(
+            f"components are {shown(components)}", cause="a list of what the constructors return is expected"
+        )
     described = list(components)
     _check_described(described)
     merged = _merge(region for each in described for region in each.regions)

@@ -15,7 +15,8 @@ from statelink.errors import StateError
 
 from ._build import Described, View, component
 from ._memory import Memory
-from ._shares import entries, expect_axes, share
+from ._shares import expect_axes, share
+from ._signature import checked
 
 if TYPE_CHECKING:
     from ._inventory import Partition
@@ -25,6 +26,7 @@ __all__ = ["fused_pages"]
 Array = Any
 
 
+@checked
 def fused_pages(
     layers: Mapping[int, Array],
     *,
@@ -90,7 +92,7 @@ def fused_pages(
     kind = type or (plain if window is None else "swa")
     label = name or kind
     views, pages = [], set()
-    for layer, array in entries(layers, "arrays by layer"):
+    for layer, array in layers.items():
         memory = Memory.of(array)
         expect_axes(f"layers.{layer}.kv", memory, "pages, heads, tokens, content")
         pages.add(memory.shape[2])

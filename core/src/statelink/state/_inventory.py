@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -11,12 +12,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from statelink._arguments import real, shown, text
 from statelink.errors import StateError
 
 from ._layout import MAX_BYTES, Layout
 from ._overlap import check_apart
 from ._replicas import check_shares
-from ._shares import as_int
+from ._shares import settle_ints, settle_switches
 from ._types import Coverage, IndexSpace, StateType, state_type
 
 if TYPE_CHECKING:
@@ -31,6 +33,10 @@ MAX_COMPONENTS = 1024
 MAX_EFFORT = 1 << 18
 """Most units that checks of the different layouts of one inventory may cost: for example, 4096 layouts of one slab."""
 MAX_RANKS = 1 << 16
+MAX_LAYER = (1 << 31) - 1
+"""The largest number of a layer of a model."""
+MAX_KIND = 64
+"""Most characters of a memory kind."""
 UINT64 = 1 << 64
 
 
@@ -50,6 +56,8 @@ class Region(msgspec.Struct, frozen=True):
     kind: str = "dram"
 
     def __post_init__(self) -> None:
+        settle_ints(self, "a region", "address", "nbytes")
+        text(self.kind, "the memory kind of a region", most=MAX_KIND)
         if not 0 < self.address < UINT64 or self.nbytes < 1 or self.address + self.nbytes > UINT64:
             raise StateError("a region is a range of memory", cause=f"address {self.address}, {self.nbytes} bytes")
 
@@ -83,8 +91,25 @@ class Buffer(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         _check_name("buffer", self.name)
-        if min(self.region, self.offset, self.stride, self.count) < 0 or self.offset > MAX_BYTES:
-            raise StateError(f"buffer {self.name!r} has a negative region, offset, stride or count")
+        what = f"buffer {self.name!r}"
+        settle_ints(self, what, "region", "offset", "stride", "count", "layer")
+        settle_switches(self, what, "optional")
+        if min(self.region, self.offset, self.stride, self.count) < 0:
+            raise StateError(f"{what} has a negative region, offset, stride or count")
+        if max(self.region, self.offset, self.stride, self.count) > MAX_BYTES:
+            raise StateError(f"{what} has a region, offset, stride or count above 2^62")
+        if self.layer is not None and not 0 <= self.layer <= MAX_LAYER:
+            raise StateError(
+                f"the layer of {what} is {self.layer}",
+                cause=f"layers of a model are counted from 0, and at most to {MAX_LAYER}",
+            )
+        if self.scale is not None:
+            scale = real(self.scale)
+            if scale is None or math.isinf(scale):
+                raise StateError(f"the scale of {what} is {shown(self.scale)}", cause="a finite number is expected")
+            msgspec.structs.force_setattr(self, "scale", scale)
+        if not isinstance(self.layout, Layout):
+            raise StateError(f"the layout of {what} is {shown(self.layout)}", cause="a Layout is expected")
         if self.count > 1 and self.stride < self.layout.nbytes:
             raise StateError(
                 f"items of buffer {self.name!r} overlap",
@@ -116,12 +141,10 @@ class Partition(msgspec.Struct, frozen=True):
     block: int = 1
 
     def __post_init__(self) -> None:
-        for field in ("size", "index", "block"):
-            given = getattr(self, field)
-            if type(given) is not int:
-                msgspec.structs.force_setattr(self, field, as_int(given, f"the {field} of a partition"))
+        settle_ints(self, "a partition", "size", "index", "block")
+        text(self.kind, "the kind of a partition", most=MAX_KIND)
         if self.kind not in ("all", "contiguous", "cyclic"):
-            raise StateError(f"no partition kind {self.kind!r}", hint="'all', 'contiguous' or 'cyclic'")
+            raise StateError(f"no partition kind {shown(self.kind)}", hint="'all', 'contiguous' or 'cyclic'")
         if self.size < 1 or not 0 <= self.index < self.size or self.block < 1:
             raise StateError("a partition has an index below its size", cause=f"{self.index} of {self.size}")
         if self.kind == "all" and self.size != 1:
@@ -137,6 +160,7 @@ class Axis(msgspec.Struct, frozen=True):
     size: int
 
     def __post_init__(self) -> None:
+        settle_ints(self, "a parallel coordinate", "index", "size")
         if self.size < 1 or not 0 <= self.index < self.size:
             raise StateError("a parallel coordinate lies below its axis's size", cause=f"{self.index} of {self.size}")
 
@@ -176,6 +200,16 @@ class Component(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
 
     def __post_init__(self) -> None:
         _check_name("component", self.name)
+        what = f"component {self.name!r}"
+        settle_ints(self, what, "page", "window", "group", "keep")
+        settle_switches(self, what, "replicated")
+        text(self.format, f"the format of {what}")
+        if max(self.page, self.window or 0, self.group, self.keep) > MAX_BYTES:
+            raise StateError(f"{what} has a page, window, group or keep above 2^62")
+        if not isinstance(self.partition, Partition):
+            raise StateError(f"the partition of {what} is {shown(self.partition)}", cause="a Partition is expected")
+        if not isinstance(self.share, Axis | None):
+            raise StateError(f"the share of {what} is {shown(self.share)}", cause="an Axis is expected")
         kind = state_type(self.type)
         if kind.positional != (self.page > 0):
             raise StateError(
@@ -211,6 +245,8 @@ class Component(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
                 f"component {self.name!r} of type {kind.name!r} has {self.page} positions an item",
                 cause=f"an item holds one open group, of {self.group}",
             )
+        if not isinstance(self.buffers, tuple) or not all(isinstance(each, Buffer) for each in self.buffers):
+            raise StateError(f"the buffers of {what} are {shown(self.buffers)}", cause="a tuple of Buffer is expected")
         names = [buffer.name for buffer in self.buffers]
         if not names or len(names) > MAX_BUFFERS or len(set(names)) != len(names):
             raise StateError(
@@ -288,8 +324,19 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
 
     def __post_init__(self) -> None:
         _check_name("instance", self.instance)
-        if not isinstance(self.model, str):
-            raise StateError(f"the model's identity is {self.model!r:.80}", cause="a text is expected")
+        settle_ints(self, "an inventory", "rank", "ranks")
+        text(self.model, "the model's identity")
+        for field, expected in (("components", Component), ("regions", Region)):
+            given = getattr(self, field)
+            if not isinstance(given, tuple) or not all(isinstance(each, expected) for each in given):
+                cause = f"a tuple of {expected.__name__} is expected"
+                raise StateError(f"the {field} of an inventory are {shown(given)}", cause=cause)
+        if not isinstance(self.axes, dict):
+            raise StateError(f"the axes of an inventory are {shown(self.axes)}", cause="a dict is expected")
+        for name, axis in self.axes.items():
+            _check_name("axis", name)
+            if not isinstance(axis, Axis):
+                raise StateError(f"axis {name!r} of an inventory is {shown(axis)}", cause="an Axis is expected")
         if not 0 <= self.rank < self.ranks <= MAX_RANKS:
             raise StateError(f"rank {self.rank} of an instance of {self.ranks}")
         if len(self.regions) > MAX_REGIONS:
@@ -384,5 +431,5 @@ def _check_name(what: str, name: str) -> None:
     if not isinstance(name, str) or not name or len(name) > MAX_NAME or not name.isprintable():
         article = "an" if what[0] in "aeiou" else "a"
         raise StateError(
-            f"{article} {what} needs a printable name of 1 to {MAX_NAME} characters", cause=f"got {name!r:.80}"
+            f"{article} {what} needs a printable name of 1 to {MAX_NAME} characters", cause=f"got {shown(name)}"
         )

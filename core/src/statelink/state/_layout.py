@@ -8,13 +8,17 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from statelink._arguments import shown, text
 from statelink.errors import StateError
 
 from ._effort import known, spend
+from ._shares import ints, settle_ints, settle_switches
 
 __all__ = ["MAX_BYTES", "Layout", "Slab"]
 
 MAX_AXES = 8
+MAX_DTYPE = 1024
+"""Most characters of the name of an element type or of an axis."""
 MAX_SLABS = 64
 MAX_STRETCHES = 1 << 16
 """Most contiguous stretches of one item, in all slabs together, that are compared for overlap."""
@@ -43,6 +47,15 @@ class Slab(msgspec.Struct, frozen=True):
     strides: tuple[int, ...]
     step: tuple[int, ...] = ()
     optional: bool = False
+
+    def __post_init__(self) -> None:
+        for field in ("start", "stop", "strides", "step"):
+            given = getattr(self, field)
+            found = ints(given, f"the {field} of a slab")
+            if found is not given:
+                msgspec.structs.force_setattr(self, field, found)
+        settle_ints(self, "a slab", "offset")
+        settle_switches(self, "a slab", "optional")
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -83,6 +96,7 @@ class Layout(msgspec.Struct, frozen=True):
     blocks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        self._settle()
         if known(self.geometry):
             return
         rank = len(self.shape)
@@ -104,6 +118,24 @@ class Layout(msgspec.Struct, frozen=True):
         if len(self.slabs) > 1:
             self._check_coordinates()
             self._check_apart()
+
+    def _settle(self) -> None:
+        """Check the kinds of what a caller passes. A decoder has checked them."""
+        text(self.dtype, "the element type of a layout", most=MAX_DTYPE)
+        settle_ints(self, "a layout", "itemsize", "position")
+        for field in ("shape", "blocks"):
+            given = getattr(self, field)
+            found = ints(given, f"the {field} of a layout")
+            if found is not given:
+                msgspec.structs.force_setattr(self, field, found)
+        for field, kind in (("axes", str), ("slabs", Slab)):
+            given = getattr(self, field)
+            if not isinstance(given, tuple) or not all(isinstance(each, kind) for each in given):
+                raise StateError(
+                    f"the {field} of a layout are {shown(given)}", cause=f"a tuple of {kind.__name__} is expected"
+                )
+        for axis in self.axes:
+            text(axis, "the name of an axis", most=MAX_DTYPE)
 
     def _check(self, slab: Slab, rank: int) -> None:
         sizes = {len(slab.start), len(slab.stop), len(slab.strides), len(slab.step) or rank}

@@ -8,14 +8,23 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from statelink._arguments import shown, text
 from statelink.errors import StateError
 
-from ._inventory import Region
-from ._shares import as_int
+from ._dtypes import name_of
+from ._inventory import MAX_KIND, Region
+from ._layout import MAX_DTYPE
+from ._shares import as_int, ints, settle_ints
 
 __all__ = ["Memory", "size_of"]
 
 _STRIDED = "torch.strided"
+FLAGS = (
+    ("is_quantized", "quantised", "pass tensor.int_repr(), and the scale and zero point in a format tag"),
+    ("is_conj", "conjugated on access", "pass tensor.resolve_conj()"),
+    ("is_neg", "negated on access", "pass tensor.resolve_neg()"),
+)
+"""What makes equal bytes of two tensors of one type stand for different values, in torch's and in plain words."""
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +48,22 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     itemsize: int
     region: Region
+
+    def __post_init__(self) -> None:
+        settle_ints(self, "an array", "address", "itemsize")
+        for field in ("shape", "strides"):
+            given = getattr(self, field)
+            found = ints(given, f"the {field} of an array")
+            if found is not given:
+                msgspec.structs.force_setattr(self, field, found)
+        text(self.dtype, "the element type of an array", most=MAX_DTYPE)
+        if not isinstance(self.region, Region):
+            raise StateError(f"the region of an array is {shown(self.region)}", cause="a Region is expected")
+        if min(self.shape, default=1) < 0 or self.itemsize < 1 or len(self.strides) != len(self.shape):
+            raise StateError(
+                "an array has an extent of zero or more and a stride on each axis, and elements of a byte or more",
+                cause=f"shape {self.shape}, strides {self.strides}, elements of {self.itemsize} bytes",
+            )
 
     @classmethod
     def of(cls, array: Any) -> Memory:
@@ -86,7 +111,12 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
             StateError: The numbers describe no array, or elements of that type have another size.
         """
         address, itemsize = as_int(address, "the address of an array"), as_int(itemsize, "the size of an element")
-        shape = tuple(as_int(n, "an extent of an array") for n in shape)
+        shape = ints(shape, "the shape of an array")
+        strides = None if strides is None else ints(strides, "the strides of an array")
+        text(dtype, "the element type of an array", most=MAX_DTYPE)
+        text(kind, "the memory kind of an array", most=MAX_KIND)
+        if region is not None and not isinstance(region, Region):
+            raise StateError(f"the region of an array is {shown(region)}", cause="a Region is expected")
         if min(shape, default=1) < 0 or itemsize < 1 or (strides is not None and len(strides) != len(shape)):
             raise StateError(
                 "an array has an extent of zero or more and a stride on each axis, and elements of a byte or more",
@@ -103,7 +133,6 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
             return _empty(shape, dtype, itemsize, region.kind if region else kind)
         if strides is None:
             strides = tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
-        strides = tuple(as_int(n, "a stride of an array") for n in strides)
         if region is None:
             span = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + itemsize
             region = Region(address, span, kind)
@@ -137,8 +166,13 @@ def _of_numpy(array: np.ndarray[Any, Any]) -> Memory:
     low, high = np.lib.array_utils.byte_bounds(root)
     if array.dtype.hasobject:
         raise StateError("an array of Python objects has no state to move", cause=f"its dtype is {array.dtype}")
-    # If the byte order is not the machine's own, it is part of the type, so that both sides must agree.
-    dtype = array.dtype.name if array.dtype.isnative else array.dtype.str
+    if isinstance(array, np.ma.MaskedArray):
+        raise StateError(
+            "an array with a mask cannot be described",
+            cause="a mask says which elements count, and only bytes move",
+            hint="pass array.data if all elements count",
+        )
+    dtype = name_of(array.dtype)
     if not array.size:
         return _empty(array.shape, dtype, array.itemsize, "dram")
     return Memory(
@@ -159,6 +193,14 @@ def _of_tensor(tensor: Any) -> Memory:
             cause=f"the layout of this one is {layout}",
             hint="pass the pool as the engine's kernels use it",
         )
+    for flag, words, hint in FLAGS:
+        asked = getattr(tensor, flag, False)
+        if asked() if callable(asked) else asked:
+            raise StateError(
+                f"a tensor that is {words} cannot be described",
+                cause=f"its bytes alone do not say its values: `{flag}` of the tensor is true",
+                hint=hint,
+            )
     itemsize = int(tensor.element_size())
     dtype = str(tensor.dtype).removeprefix("torch.")
     kind = str(tensor.device) if tensor.device.type != "cpu" else "dram"

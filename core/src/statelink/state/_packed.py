@@ -12,12 +12,14 @@ from typing import Any
 
 import msgspec
 
+from statelink._arguments import shown
 from statelink.errors import StateError
 
 from ._build import Described, View, component
 from ._memory import Memory
 from ._requests import Groups, conv_view, ssm_view
-from ._shares import as_int, entries, expect_axes, pair, share
+from ._shares import as_int, expect_axes, pair, share
+from ._signature import checked, settle
 
 __all__ = ["PackedState", "packed_slots"]
 
@@ -44,8 +46,9 @@ class PackedState(msgspec.Struct, frozen=True):
     itemsize: int
 
     def __post_init__(self) -> None:
+        settle(self, "a packed state")
         if self.kind not in KINDS:
-            raise StateError(f"no packed state is of kind {self.kind!r}", hint=f"one of {', '.join(KINDS)}")
+            raise StateError(f"no packed state is of kind {shown(self.kind)}", hint=f"one of {', '.join(KINDS)}")
         sizes = [as_int(n, "an extent of a packed state") for n in (*self.shape, self.itemsize)]
         if not self.shape or min(sizes) < 1:
             raise StateError(
@@ -59,6 +62,7 @@ class PackedState(msgspec.Struct, frozen=True):
         return self.itemsize * math.prod(self.shape)
 
 
+@checked
 def packed_slots(
     layers: Mapping[int, Array],
     *,
@@ -92,7 +96,7 @@ def packed_slots(
         StateError: The states do not fit into a page, or are not this rank's share of the whole model's.
     """
     views: list[View] = []
-    for layer, array in entries(layers, "arrays by layer"):
+    for layer, array in layers.items():
         memory = Memory.of(array)
         expect_axes(f"layers.{layer}", memory, "slots, bytes")
         for label, state, part in _parts(layer, memory, states):

@@ -16,7 +16,8 @@ from statelink.errors import StateError
 
 from ._build import Described, View, component
 from ._memory import Memory
-from ._shares import as_int, entries, expect_axes, pair, share
+from ._shares import as_int, expect_axes, pair, share
+from ._signature import checked
 
 if TYPE_CHECKING:
     from ._inventory import Partition
@@ -27,6 +28,7 @@ Array = Any
 Groups = Sequence[int | tuple[int, int]]
 
 
+@checked
 def mamba_slots(
     *,
     conv: Mapping[int, Array | Sequence[Array]],
@@ -61,16 +63,17 @@ def mamba_slots(
         StateError: A width is not divisible by the number of ranks, or an array does not hold this rank's share.
     """
     views: list[View] = []
-    for layer, given in entries(conv, "convolution states by layer"):
+    for layer, given in conv.items():
         arrays = list(given) if isinstance(given, (list, tuple)) else [given]
         for number, array in enumerate(arrays):
             suffix = f".{number}" if len(arrays) > 1 else ""
             views.append(conv_view(f"layers.{layer}.conv{suffix}", layer, array, conv_groups, tp, transposed))
-    for layer, array in entries(ssm, "recurrent states by layer"):
+    for layer, array in ssm.items():
         views.append(ssm_view(f"layers.{layer}.ssm", layer, array, heads, tp))
     return component(name, "mamba", views, format=format, tp=tp, replicated=replicated)
 
 
+@checked
 def ring_rows(
     layers: Mapping[int, Mapping[str, Array]],
     *,
@@ -117,8 +120,8 @@ def ring_rows(
             hint="pass heads= where each rank holds heads of its own, replicated=True where all hold the same rows",
         )
     views = []
-    for layer, arrays in entries(layers, "arrays by layer"):
-        for part, array in entries(arrays, f"the arrays of layer {layer} by name"):
+    for layer, arrays in layers.items():
+        for part, array in arrays.items():
             label = f"layers.{layer}.{part}"
             rows = _rows(label, Memory.of(array))
             if heads:
@@ -139,6 +142,7 @@ def ring_rows(
     )
 
 
+@checked
 def whole_items(
     arrays: Mapping[str, Array],
     *,
@@ -176,8 +180,7 @@ def whole_items(
         format: Tag for properties that strides do not express. It is compared verbatim.
     """
     known = layers or {}
-    named = entries(arrays, "arrays by name")
-    views = [whole_view(label, Memory.of(array), known.get(label), optional, spare) for label, array in named]
+    views = [whole_view(label, Memory.of(array), known.get(label), optional, spare) for label, array in arrays.items()]
     return component(
         name or type,
         type,
@@ -191,6 +194,7 @@ def whole_items(
     )
 
 
+@checked
 def aux_rows(
     rows: Mapping[str, Array],
     *,
@@ -212,7 +216,7 @@ def aux_rows(
             are, and its engine has to fill them.
         format: Tag for properties that strides do not express. It is compared verbatim.
     """
-    views = [whole_view(label, Memory.of(array), None, optional) for label, array in entries(rows, "rows by name")]
+    views = [whole_view(label, Memory.of(array), None, optional) for label, array in rows.items()]
     return component(name, "aux", views, format=format, replicated=replicated)
 
 

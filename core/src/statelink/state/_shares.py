@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import ItemsView, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from statelink._arguments import shown, switch, whole
 from statelink.errors import StateError
 
 if TYPE_CHECKING:
     from ._build import View
     from ._memory import Memory
 
-__all__ = ["ShareError", "as_int", "entries", "expect_axes", "page_of", "pair", "share"]
+__all__ = [
+    "ShareError",
+    "as_int",
+    "expect_axes",
+    "ints",
+    "page_of",
+    "pair",
+    "settle_ints",
+    "settle_switches",
+    "share",
+]
 
-Key = TypeVar("Key")
-Value = TypeVar("Value")
+OPTIONAL = frozenset({"layer", "position", "window"})
+"""Fields that may be ``None``."""
+UINT64 = 1 << 64
 
 
 class ShareError(StateError):
     """So many ranks cannot share so many units."""
-
-
-def entries(given: Mapping[Key, Value], what: str) -> ItemsView[Key, Value]:
-    """The entries of a dict that an engine passes.
-
-    Raises:
-        StateError: It is no dict. The error says ``what`` it was meant to have.
-    """
-    if not isinstance(given, Mapping):
-        raise StateError(f"{what} are given as {type(given).__name__}", cause="a dict is expected")
-    return given.items()
 
 
 def as_int(value: Any, what: str) -> int:
@@ -39,10 +41,47 @@ def as_int(value: Any, what: str) -> int:
     Raises:
         StateError: It is no integer. The error says ``what`` it was meant to be.
     """
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise StateError(f"{what} is {value!r:.80}", cause="a whole number is expected") from None
+    return whole(value, what)
+
+
+def settle_ints(struct: msgspec.Struct, what: str, *fields: str) -> None:
+    """Make Python integers of some fields of a frozen struct, whose constructor an engine or a decoder called.
+
+    Fields that are ``None`` by default may be ``None``.
+
+    Raises:
+        StateError: One is no integer. The error names the field.
+    """
+    for field in fields:
+        given = getattr(struct, field)
+        usual = type(given) is int and 0 <= given < UINT64
+        if not usual and not (given is None and field in OPTIONAL):
+            msgspec.structs.force_setattr(struct, field, as_int(given, f"the {field} of {what}"))
+
+
+def settle_switches(struct: msgspec.Struct, what: str, *fields: str) -> None:
+    """Make Python bools of some fields of a frozen struct.
+
+    Raises:
+        StateError: One is no bool. The error names the field.
+    """
+    for field in fields:
+        given = getattr(struct, field)
+        if type(given) is not bool:
+            msgspec.structs.force_setattr(struct, field, switch(given, f"{field!r} of {what}"))
+
+
+def ints(given: Any, what: str) -> tuple[int, ...]:
+    """A tuple of whole numbers, such as a shape.
+
+    Raises:
+        StateError: It is something else. The error says ``what`` it was meant to be.
+    """
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+        raise StateError(f"{what} is {shown(given)}", cause="a tuple of whole numbers is expected")
+    if type(given) is tuple and all(type(each) is int and 0 <= each < UINT64 for each in given):
+        return given
+    return tuple(as_int(each, what) for each in given)
 
 
 def pair(given: Any, what: str) -> tuple[int, int]:
@@ -52,7 +91,7 @@ def pair(given: Any, what: str) -> tuple[int, int]:
         StateError: It is something else. The error says ``what`` it was meant to be.
     """
     if not isinstance(given, (tuple, list)) or len(given) != 2:
-        raise StateError(f"{what} is {given!r:.80}", cause="a pair of whole numbers is expected")
+        raise StateError(f"{what} is {shown(given)}", cause="a pair of whole numbers is expected")
     return as_int(given[0], what), as_int(given[1], what)
 
 

@@ -8,10 +8,14 @@ from collections.abc import Callable
 
 import msgspec
 
+from statelink._arguments import shown, switch, text
 from statelink.errors import StateError
 from statelink.hints import did_you_mean
 
 __all__ = ["Coverage", "IndexSpace", "StateType", "register_state_type", "state_type", "state_types"]
+
+
+MAX_NAME = 255
 
 
 class IndexSpace(enum.Enum):
@@ -85,8 +89,21 @@ class StateType(msgspec.Struct, frozen=True, kw_only=True):
     doc: str = ""
 
     def __post_init__(self) -> None:
-        if not self.name:
+        if not text(self.name, "the name of a state type", most=MAX_NAME):
             raise StateError("a state type needs a name")
+        for field, expected in (("index", IndexSpace), ("coverage", Coverage)):
+            if not isinstance(getattr(self, field), expected):
+                found = shown(getattr(self, field))
+                raise StateError(
+                    f"the {field} of {self.name!r} is {found}", cause=f"an {expected.__name__} is expected"
+                )
+        for field in ("aligned", "elide_empty", "complete", "with_last"):
+            switch(getattr(self, field), f"{field!r} of state type {self.name!r}")
+        if not isinstance(self.aliases, tuple):
+            raise StateError(f"the aliases of {self.name!r} are {shown(self.aliases)}", cause="a tuple is expected")
+        for alias in self.aliases:
+            text(alias, f"an alias of {self.name!r}", most=MAX_NAME)
+        text(self.doc, f"the description of {self.name!r}")
         if (self.index in (IndexSpace.PAGE, IndexSpace.RING)) == (self.coverage is Coverage.REQUEST):
             raise StateError(
                 f"state type {self.name!r} has index space {self.index.value!r} but coverage {self.coverage.value!r}",
@@ -257,7 +274,7 @@ def register_state_type(new: StateType) -> None:
         StateError: Another type already has this name or alias.
     """
     if not isinstance(new, StateType):
-        raise StateError(f"{new!r:.80} is not a StateType")
+        raise StateError(f"{shown(new)} is not a StateType")
     with _lock:
         for name in (new.name, *new.aliases):
             known = _by_name.get(name)
@@ -277,7 +294,7 @@ def state_type(name: str) -> StateType:
     Raises:
         StateError: No such type is registered.
     """
-    if name not in _by_name:
+    if text(name, "the name of a state type", most=MAX_NAME) not in _by_name:
         _ask_loader()
     try:
         return _by_name[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ._channel import Channel
 from ._codec import MAX_EFFORT, decode, encode, pack_items, read_handshake, unpack_items, write_handshake
 from ._dialling import Dialling, Trouble
-from ._hosts import check_advertised, check_host, data_hosts
+from ._hosts import check_advertised, check_host, data_hosts, only_this_host
 from ._keys import ENVIRONMENT, Keys, check_private, read_secret
 from ._limits import MAX_FRAME, MAX_HANDSHAKE, MAX_INVENTORY, limit_of
 from ._messages import (
@@ -116,6 +116,7 @@ __all__ = [
     "is_loopback",
     "limit_of",
     "no_descriptors",
+    "only_this_host",
     "pack_items",
     "parse_endpoint",
     "read_handshake",

@@ -18,7 +18,7 @@ from statelink.errors import ConfigError, PeerError, WireError
 from ._codec import decode, encode
 from ._dialling import Dialling, Trouble
 from ._frames import Frames, Watch
-from ._hosts import is_interface, numeric
+from ._hosts import is_interface, numeric, only_this_host
 from ._limits import MAX_FRAME, SMALL, limit_of
 from ._messages import KINDS, Hello
 from ._open_files import check_descriptors, check_dials
@@ -126,12 +126,12 @@ class Channel:
         self._listening = _Listening(-1)
         self._context: zmq.Context[Any] = zmq.Context()
         try:
-            self._open(endpoint, listen=bool(listen), advertise=advertise)
+            self._open(endpoint, listen=bool(listen), advertise=advertise, insecure=insecure)
         except BaseException:
             self._context.destroy(linger=0)
             raise
 
-    def _open(self, endpoint: Endpoint, *, listen: bool, advertise: str) -> None:
+    def _open(self, endpoint: Endpoint, *, listen: bool, advertise: str, insecure: bool) -> None:
         keys = self._keys
         if listen:  # a link; a client of the rendezvous server dials one address, and saves the memory of the table
             self._context.max_sockets = MOST_SOCKETS
@@ -150,6 +150,9 @@ class Channel:
         bound = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self.bound = numeric(host_of(bound))
         listening = host_of(endpoint.address)
+        if keys is None and not insecure and not only_this_host(self.bound):
+            # The interface or name had another address when it was checked.
+            check_listen(bound, advertise=advertise, keys=keys, insecure=insecure)
         host = advertise or (self.bound if is_interface(listening) else listening)
         port = bound.rpartition(":")[2]
         self.endpoint = Endpoint(

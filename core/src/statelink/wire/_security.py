@@ -16,7 +16,7 @@ from statelink._logs import logger
 from statelink.backend import Tally
 from statelink.errors import ConfigError
 
-from ._hosts import WILDCARDS
+from ._hosts import WILDCARDS, only_this_host
 from ._keys import key_from_url, key_to_url
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def check_listen(listen: str, *, advertise: str, keys: Keys | None, insecure: bo
         ConfigError: It is no address, would be open to all without keys, or is no address that a peer can dial.
     """
     endpoint = parse_endpoint(listen)
-    if keys is None and not insecure and not is_loopback(endpoint.address):
+    if keys is None and not insecure and not only_this_host(host_of(endpoint.address)):
         raise ConfigError(
             f"this link would listen on {endpoint.address} without keys",
             cause="anyone who reaches that address could read and change requests",

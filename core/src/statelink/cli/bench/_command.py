@@ -19,13 +19,14 @@ from statelink.registry import load_backend
 from statelink.wire import Keys, host_of, parse_endpoint
 
 from .._configured import key_fields, no_keys
+from .._numbers import seconds
 from .._output import ended_by_signal, json_option, print_json
 from .._pairs import pair
 from .._plots import picture_path
 from .._words import duration, size
 from ._ends import End, Local, Remote
 from ._measure import Cell, Found, Plan, measure
-from ._messages import MOST_BLOCKS
+from ._messages import LARGEST_BLOCK, MOST_BLOCKS
 from ._server import Server
 from ._show import draw, plain, table
 
@@ -42,7 +43,10 @@ def _bytes(value: str | int) -> int:
     suffix = value[len(digits) :].lower()
     if not digits.isdecimal() or suffix not in SUFFIXES or not int(digits):
         raise click.BadParameter(f"{value!r} is no number of bytes, such as 4096, 64k or 1m")
-    return int(digits) << SUFFIXES[suffix]
+    number = int(digits) << SUFFIXES[suffix]
+    if number > LARGEST_BLOCK:
+        raise click.BadParameter(f"{value!r} is more than {LARGEST_BLOCK >> 30}g")
+    return number
 
 
 @click.command()
@@ -71,9 +75,7 @@ def _bytes(value: str | int) -> int:
 @click.option(
     "--scattered/--consecutive", default=True, show_default=True, help="Move blocks that are apart, or side by side."
 )
-@click.option(
-    "--seconds", type=click.FloatRange(min=0.01), default=1.0, show_default=True, help="Measure each cell for so long."
-)
+@click.option("--seconds", type=seconds(0.01), default=1.0, show_default=True, help="Measure each cell for so long.")
 @click.option(
     "--most", type=_bytes, metavar="BYTES", default="256m", show_default=True, help="Leave out requests of more bytes."
 )

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 __all__ = [
+    "LARGEST_BLOCK",
     "LOCAL",
     "MOST_BLOCKS",
     "MOST_BYTES",
@@ -27,6 +28,8 @@ __all__ = [
     "Told",
 ]
 
+LARGEST_BLOCK = 1 << 40
+"""Most bytes of a block."""
 MOST_BYTES = 1 << 20
 """Largest message. The longest says how a library is reached."""
 MOST_BLOCKS = 1 << 18
@@ -75,7 +78,7 @@ class Open(Told, frozen=True, kw_only=True, tag="open"):
     """
 
     task = "open a link"
-    block: Annotated[int, Meta(ge=1, le=1 << 40)]
+    block: Annotated[int, Meta(ge=1, le=LARGEST_BLOCK)]
     count: Blocks
     memory: tuple[Text, Text]
     backend: Text

@@ -11,7 +11,7 @@ import zmq
 
 from statelink._json import decode_json
 from statelink.errors import ConfigError, StatelinkError
-from statelink.wire import Endpoint, Gate, Keys, host_of, is_loopback, parse_endpoint, unbound
+from statelink.wire import Endpoint, Gate, Keys, host_of, only_this_host, parse_endpoint, unbound
 
 from ._ends import Local
 from ._messages import MOST_BYTES, REMOTE, Hello, Open, Over, Raw, Told
@@ -56,7 +56,7 @@ class Server:
     ) -> None:
         endpoint = parse_endpoint(listen)
         host = host_of(endpoint.address)
-        if keys is None and not insecure and not is_loopback(endpoint.address):
+        if keys is None and not insecure and not only_this_host(host):
             raise ConfigError(
                 f"a benchmark would listen on {endpoint.address} without keys",
                 hint="--secret-file and --allow-file, or --insecure on a network that is trusted wholly",

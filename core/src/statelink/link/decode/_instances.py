@@ -98,7 +98,25 @@ class Instances:
         self._unlist(instance)
         instance.find(endpoints, siblings, self._context.now())
         self._list(instance)
+        if not self._is_other(instance, endpoints, siblings):
+            return
         self._dial(instance)
+
+    def _is_other(self, instance: Instance, endpoints: tuple[wire.Endpoint, ...], siblings: list[str]) -> bool:
+        """Whether no sibling is a rank of the instance. If one is, nobody would ever answer for the sibling."""
+        both = {endpoint.address for endpoint in endpoints} & {wire.parse_endpoint(each).address for each in siblings}
+        if both:
+            self._refuse(
+                instance,
+                Reason(
+                    "config.peer",
+                    "a sibling of this link is the peer itself",
+                    {"link": self._context.name},
+                    f"{min(both)} is an address of the prefill instance",
+                    "name the other ranks of decode's own instance as siblings",
+                ),
+            )
+        return not both
 
     def _move(self, instance: Instance, endpoints: tuple[wire.Endpoint, ...], siblings: list[str]) -> None:
         """An instance is at other addresses by now. Rooms for which earlier processes may still write wait there."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from statelink._arguments import shown
 from statelink.errors import RoomError
 from statelink.hints import did_you_mean
 from statelink.link._room import Ready
@@ -91,9 +92,9 @@ def check_items(
 
 def _unknown(name: str, known: Mapping[str, Component]) -> RoomError:
     return RoomError(
-        f"accept names component {name!r}",
+        f"accept names component {shown(name)}",
         cause=f"this rank has {', '.join(known) or 'none'}",
-        hint=did_you_mean(name, known),
+        hint=did_you_mean(name, known) if isinstance(name, str) else "",
         code="room.items",
     )
 

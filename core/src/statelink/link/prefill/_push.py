@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from statelink._arguments import shown, switch
 from statelink.errors import RoomError
 from statelink.hints import did_you_mean
 from statelink.link._room import Ready
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Push", "Pushes"]
 
 MAX_LAYERS = 1 << 31
+"""No layer has a larger number, so this is the largest end of a range of layers."""
 
 
 class Push(msgspec.Struct, frozen=True):
@@ -103,7 +105,10 @@ class Pushes:
                 cause="prefill does not know the number of tokens yet",
                 hint="name last=, or call send() with tokens",
             )
-        final = (span[1] == tokens and layers is None) if last is None else bool(last)
+        try:
+            final = (span[1] == tokens and layers is None) if last is None else switch(last, "'last'", error=RoomError)
+        except RoomError as error:
+            raise self.error(error.reason.what, error.reason.cause) from None
         checked = self._check(items, span, final, span[1] if tokens is None and final else tokens)
         if layers is not None:
             self._check_layered(checked, final)
@@ -146,7 +151,7 @@ class Pushes:
         try:
             first, last = given
         except (TypeError, ValueError):
-            raise self.error(f"{what} {given!r:.80} of a push", cause="a pair [first, last) is expected") from None
+            raise self.error(f"{what} {shown(given)} of a push", cause="a pair [first, last) is expected") from None
         if type(first) is int and type(last) is int and 0 <= first <= high and 0 <= last <= high:
             return first, last
         try:
@@ -169,9 +174,9 @@ class Pushes:
             component = known.get(name)
             if component is None:
                 raise self.error(
-                    f"a push names component {name!r}",
+                    f"a push names component {shown(name)}",
                     cause=f"this rank has {', '.join(known) or 'none'}",
-                    hint=did_you_mean(name, known),
+                    hint=did_you_mean(name, known) if isinstance(name, str) else "",
                 )
             if component.page:
                 if tokens is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from statelink._arguments import shown
 from statelink.errors import ConfigError
 from statelink.wire import parse_endpoint
 
@@ -45,7 +46,7 @@ def read_to(given: str | Sequence[str], allowed: Collection[str]) -> To:
     texts = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else ()
     if not texts or not all(isinstance(text, str) and text for text in texts):
         raise ConfigError(
-            f"a room is for {given!r:.80}",
+            f"a room is for {shown(given)}",
             cause="the name of a decode instance, a public key, or several of them are expected",
             code="config.to",
         )

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from statelink._arguments import shown
 from statelink.errors import StateError
 from statelink.state._inventory import Partition
 from statelink.state._memory import size_of
 from statelink.state._shares import pair
+from statelink.state._signature import settle
 from statelink.state._types import state_type
 
 __all__ = ["PageField", "PoolGeometry", "StateTensor", "itemsize_of"]
@@ -30,6 +32,9 @@ class PageField(msgspec.Struct, frozen=True):
     width: int
     dtype: str = "uint8"
 
+    def __post_init__(self) -> None:
+        settle(self, "a page's field")
+
 
 class StateTensor(msgspec.Struct, frozen=True):
     """One tensor in which linear layers keep a request's state.
@@ -46,6 +51,9 @@ class StateTensor(msgspec.Struct, frozen=True):
     dtype: str
     heads: int = 0
     layers: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        settle(self, "a state's tensor")
 
 
 class PoolGeometry(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +126,7 @@ class PoolGeometry(msgspec.Struct, frozen=True, kw_only=True):
     format: str = ""
 
     def __post_init__(self) -> None:
+        settle(self, "the geometry", without=("dtype",))  # `itemsize_of` says what to pass
         first, last = pair(self.span, "the geometry's stage")
         if self.layers < 1 or not 0 <= first < last <= self.layers:
             raise StateError("a pipeline stage is a range of the model's layers", cause=f"{self.span} of {self.layers}")
@@ -170,7 +179,7 @@ def itemsize_of(dtype: str) -> int:
     size = size_of(dtype)
     if size is None:
         raise StateError(
-            f"no element type {dtype!r} is known",
+            f"no element type {shown(dtype)} is known",
             hint="give its name, such as 'bfloat16'; packed types are described as 'uint8', with a format tag",
         )
     return size

@@ -1,0 +1,337 @@
+"""What a caller passes by mistake to any function that describes state is refused in Statelink's own words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.helpers.bad_values import BAD, escaped
+
+from statelink import Pages, indices_of, state
+from statelink.errors import RoomError, StateError
+from statelink.state import Axis, Coverage, IndexSpace, Memory, Partition, Region
+
+PAGES = np.zeros((4, 2, 1, 3), np.uint8)
+ROWS = np.zeros((4, 2, 3), np.uint8)
+RAW = np.zeros((4, 64), np.uint8)
+LAYOUT = state.Layout("uint8", 1, (2,), ("x",), (state.Slab((0,), (2,), 0, (1,)),))
+BUFFER = state.Buffer("x", 0, 0, 2, 1, LAYOUT)
+REGION = Region(4096, 64)
+PACKED = (state.PackedState("conv", (4, 2), "uint8", 1), state.PackedState("ssm", (2, 3), "uint8", 1))
+COMPONENT = state.kv_pages({0: (PAGES, PAGES)}, heads=1).component
+RING = state.ring_rows({0: {"k": np.zeros((3, 4, 2), np.uint8)}}, type="swa_ring", window=2).component
+WIDE_RING = state.ring_rows({0: {"k": np.zeros((3, 4, 2), np.uint8)}}, type="swa_ring", window=1 << 40).component
+
+HEADS = {"layers": {0: (PAGES, PAGES)}, "heads": 1, "tp": (0, 1), "order": "nhd", "name": "x", "partition": None}
+FLAGS = {"replicated": False, "optional": False, "format": ""}
+FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "kv_pages": (state.kv_pages, {**HEADS, **FLAGS, "type": "kv", "scales": {0: (1.0, 1.0)}}),
+    "window_pages": (state.window_pages, {**HEADS, **FLAGS, "window": 4}),
+    "chunked_pages": (state.chunked_pages, {**HEADS, **FLAGS, "attention_chunk": 4}),
+    "mla_pages": (
+        state.mla_pages,
+        {"layers": {0: ROWS}, "name": "x", "partition": None, "optional": False, "format": ""},
+    ),
+    "index_pages": (
+        state.index_pages,
+        {"layers": {0: ROWS}, "name": "x", "type": "dsa", "partition": None, "optional": False},
+    ),
+    "compressed_pages": (
+        state.compressed_pages,
+        {"layers": {0: {"k": ROWS}}, "page": 4, "name": "x", "type": "dsv4", "window": None, "group": 1, **FLAGS},
+    ),
+    "planar_pages": (
+        state.planar_pages,
+        {"layers": {0: RAW}, "fields": [("k", 2), ("s", 2)], "name": "x", "type": "kv", "partition": None, **FLAGS},
+    ),
+    "fused_pages": (
+        state.fused_pages,
+        {
+            "layers": {0: PAGES.swapaxes(1, 2)},
+            "heads": 1,
+            "tp": (0, 1),
+            "keys": 1,
+            "halves": False,
+            "opaque": False,
+            "window": None,
+            "attention_chunk": None,
+            "name": "x",
+            "type": "kv",
+            "partition": None,
+            **FLAGS,
+        },
+    ),
+    "mamba_slots": (
+        state.mamba_slots,
+        {
+            "conv": {0: np.zeros((4, 4, 2), np.uint8)},
+            "ssm": {0: np.zeros((4, 2, 3), np.uint8)},
+            "conv_groups": [2, (2, 1)],
+            "heads": 2,
+            "tp": (0, 1),
+            "transposed": False,
+            "name": "x",
+            "replicated": False,
+            "format": "",
+        },
+    ),
+    "packed_slots": (
+        state.packed_slots,
+        {
+            "layers": {0: RAW},
+            "states": PACKED,
+            "conv_groups": None,
+            "heads": 2,
+            "tp": (0, 1),
+            "transposed": False,
+            "name": "x",
+            "replicated": False,
+            "format": "",
+        },
+    ),
+    "ring_rows": (
+        state.ring_rows,
+        {
+            "layers": {0: {"k": np.zeros((3, 4, 2), np.uint8)}},
+            "type": "swa_ring",
+            "name": "x",
+            "window": 2,
+            "group": 1,
+            "keep": 0,
+            "heads": 0,
+            "tp": (0, 1),
+            **FLAGS,
+        },
+    ),
+    "whole_items": (
+        state.whole_items,
+        {
+            "arrays": {"x": ROWS},
+            "type": "qsa_pending",
+            "name": "x",
+            "layers": {"x": 0},
+            "page": 0,
+            "window": None,
+            "group": 1,
+            "partition": None,
+            "spare": 0,
+            **FLAGS,
+        },
+    ),
+    "aux_rows": (state.aux_rows, {"rows": {"x": ROWS}, "name": "x", **FLAGS}),
+    "describe": (
+        state.describe,
+        {
+            "instance": "x",
+            "components": [state.aux_rows({"x": ROWS})],
+            "rank": 0,
+            "ranks": 1,
+            "axes": {"pp": (0, 1)},
+            "model": "",
+        },
+    ),
+    "Memory.pointer": (
+        Memory.pointer,
+        {
+            "address": 4096,
+            "shape": (2, 3),
+            "dtype": "uint8",
+            "itemsize": 1,
+            "strides": (3, 1),
+            "region": REGION,
+            "kind": "dram",
+        },
+    ),
+    "Memory.of": (Memory.of, {"array": ROWS}),
+    "Memory": (
+        Memory,
+        {"address": 4096, "shape": (2, 3), "strides": (3, 1), "dtype": "uint8", "itemsize": 1, "region": REGION},
+    ),
+    "Region": (Region, {"address": 4096, "nbytes": 1, "kind": "dram"}),
+    "Axis": (Axis, {"index": 0, "size": 1}),
+    "Partition": (Partition, {"kind": "cyclic", "size": 2, "index": 0, "block": 1}),
+    "Slab": (state.Slab, {"start": (0,), "stop": (2,), "offset": 0, "strides": (1,), "step": (1,), "optional": False}),
+    "Layout": (
+        state.Layout,
+        {
+            "dtype": "uint8",
+            "itemsize": 1,
+            "shape": (2,),
+            "axes": ("x",),
+            "slabs": LAYOUT.slabs,
+            "position": None,
+            "blocks": (),
+        },
+    ),
+    "Buffer": (
+        state.Buffer,
+        {
+            "name": "x",
+            "region": 0,
+            "offset": 0,
+            "stride": 2,
+            "count": 1,
+            "layout": LAYOUT,
+            "layer": 0,
+            "optional": False,
+            "scale": 1.0,
+        },
+    ),
+    "Component": (
+        state.Component,
+        {
+            "name": "x",
+            "type": "kv",
+            "buffers": (BUFFER,),
+            "page": 2,
+            "window": None,
+            "group": 1,
+            "keep": 0,
+            "partition": Partition(),
+            "format": "",
+            "share": None,
+            "replicated": False,
+        },
+    ),
+    "Inventory": (
+        state.Inventory,
+        {
+            "instance": "x",
+            "components": (),
+            "regions": (REGION,),
+            "rank": 0,
+            "ranks": 1,
+            "axes": {"tp": Axis(0, 1)},
+            "model": "",
+        },
+    ),
+    "PackedState": (state.PackedState, {"kind": "conv", "shape": (2, 2), "dtype": "uint8", "itemsize": 1}),
+    "StateType": (
+        state.StateType,
+        {
+            "name": "x",
+            "index": IndexSpace.PAGE,
+            "coverage": Coverage.SUFFIX,
+            "aligned": False,
+            "elide_empty": False,
+            "complete": False,
+            "with_last": False,
+            "aliases": ("y",),
+            "doc": "",
+        },
+    ),
+    "register_state_type": (state.register_state_type, {"new": state.state_type("kv")}),
+    "state_type": (state.state_type, {"name": "kv"}),
+    "PageField": (state.PageField, {"name": "k", "width": 1, "dtype": "uint8"}),
+    "StateTensor": (state.StateTensor, {"name": "conv", "dtype": "uint8", "heads": 0, "layers": (1,)}),
+    "PoolGeometry": (
+        state.PoolGeometry,
+        {
+            "layers": 2,
+            "dtype": "uint8",
+            "kv_heads": 2,
+            "window_kv_heads": 2,
+            "tp": (0, 1),
+            "state_tp": (0, 1),
+            "stage": (0, 2),
+            "kinds": ("full", "full"),
+            "page_size": 2,
+            "window": 4,
+            "order": "nhd",
+            "kind": "dram",
+            "dtypes": {"x": "uint8"},
+            "fields": {"k": [state.PageField("k", 1)]},
+            "state_tensors": (),
+            "conv_heads": (1,),
+            "groups": {"dsv4": [("x", 4)]},
+            "unified": True,
+            "envelope": {"dsv4": [(0, 4)]},
+            "request_ratio": 128,
+            "c128_rows": 0,
+            "partition": None,
+            "replicated": False,
+            "format": "",
+        },
+    ),
+    "indices_of": (
+        indices_of,
+        {
+            "component": COMPONENT,
+            "tokens": 4,
+            "prefix": 0,
+            "table": None,
+            "pages": Pages([1, 0], 0),
+            "slot": 1,
+            "ring": 4,
+        },
+    ),
+    "indices_of, table": (indices_of, {"component": COMPONENT, "tokens": 4, "table": [0, 1, 2, 3]}),
+    "indices_of, ring": (indices_of, {"component": RING, "tokens": 4, "slot": 1, "ring": 4}),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_no_argument_makes_a_description_fail_in_other_words_than_statelinks(name: str) -> None:
+    call, arguments = FUNCTIONS[name]
+    call(**arguments)
+    found = {}
+    for argument in arguments:
+
+        def other(value: Any, argument: str = argument) -> object:
+            return call(**{**arguments, argument: value})
+
+        if said := escaped(other, BAD):
+            found[argument] = said
+    assert not found
+
+
+@pytest.mark.parametrize("given", [{"pages": [0]}, {"table": [0]}])
+def test_more_items_than_a_component_has_are_refused_before_they_are_listed(given: dict[str, Any]) -> None:
+    with pytest.raises(RoomError, match="the request has 549755813888 items, and at most 4 are possible"):
+        indices_of(COMPONENT, 1 << 40, **given)
+    slot: dict[str, Any] = {"slot": 0, "ring": 1 << 40}
+    with pytest.raises(RoomError, match="and at most 12 are possible"):
+        indices_of(WIDE_RING, 1 << 40, **slot)
+    lent = state.mla_pages({0: np.zeros((0, 2, 3), np.uint8)}).component
+    with pytest.raises(RoomError, match="and at most 4194304 are possible"):
+        indices_of(lent, 1 << 40, **given)
+
+
+@pytest.mark.parametrize("layer", [1 << 31, 1 << 63, 1 << 64, -1, True, "0", 0.0, 2**4000])
+def test_a_number_that_no_layer_has(layer: Any) -> None:
+    with pytest.raises(
+        StateError, match=r"a key of 'layers' of kv_pages is .*a whole number (from 0 to 2147483647 )?is"
+    ):
+        state.kv_pages({layer: (PAGES, PAGES)}, heads=1)
+    with pytest.raises(StateError, match=r"the layer of buffer 'x' is "):
+        state.Buffer("x", 0, 0, 2, 1, LAYOUT, layer)
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), "x", True, 1j, 2**4000])
+def test_a_scale_that_is_no_number(scale: Any) -> None:
+    with pytest.raises(StateError, match=r"the scale of buffer 'layers.0.v' is .*a finite number is expected"):
+        state.kv_pages({0: (PAGES, PAGES)}, heads=1, scales={0: (1.0, scale)})
+
+
+@pytest.mark.parametrize("wrong", [5, None, b"x", "\ud800", "x" * 100_000])
+def test_a_text_that_is_none(wrong: Any) -> None:
+    with pytest.raises(StateError, match="'format' of kv_pages"):
+        state.kv_pages({0: (PAGES, PAGES)}, heads=1, format=wrong)
+    with pytest.raises(StateError, match="'model' of describe"):
+        state.describe("x", [], model=wrong)
+
+
+def test_numbers_of_numpy_become_pythons() -> None:
+    n: Any = np.int64
+    yes: Any = np.True_
+    made = state.kv_pages(
+        {n(3): (PAGES, PAGES)}, heads=n(1), tp=(n(0), n(1)), scales={3: (n(2), np.float32(2))}, optional=yes
+    )
+    plain = state.kv_pages({3: (PAGES, PAGES)}, heads=1, scales={3: (2.0, 2.0)}, optional=True)
+    assert made == plain
+    found = [
+        type(getattr(buffer, field)) for buffer in made.component.buffers for field in ("layer", "scale", "optional")
+    ]
+    assert set(found) == {int, float, bool}

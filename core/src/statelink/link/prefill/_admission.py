@@ -267,8 +267,7 @@ class Requests:
         for each, asked in self._claims.asked(key, None):
             if self._spent(asked.request, each) is spent:
                 self._pending.drop(key, each.name)
-                who = {"peer": each.name}
-                reason = room_reason(self._context, *key, "room.reused", REUSED, cause, HINT, **who)
+                reason = room_reason(self._context, *key, "room.reused", REUSED, cause, HINT, peer=each.name)
                 self.answer(each, asked.request, reason)
                 # A room that prefill opens for this use later fails with the same reason.
                 asking, use = self._claims.asking(each), asked.request.generation

@@ -36,7 +36,7 @@ def failed(region: state.Region, error: Exception | None = None) -> StatelinkErr
 
 @pytest.fixture(autouse=True)
 def no_driver() -> Iterator[None]:
-    """No driver is loaded, whatever the tests before have started: a real one would know that the memory is the host's."""
+    """No driver is loaded, whatever other tests have started: a real one knows that this memory is the host's."""
     with loaded():
         yield
 

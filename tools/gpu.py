@@ -122,7 +122,7 @@ QUICK = {
     ),
     "over-tcp": Part(
         "card to card where UCX may only use TCP",
-        card_part("link", "cuda", "cuda", "--ucx", "TLS=tcp,cuda_copy", "--mib", "64", "--rounds", "3"),
+        card_part("link", "cuda", "cuda", "-o", 'ucx={"TLS": "tcp,cuda_copy"}', "--mib", "64", "--rounds", "3"),
         45,
     ),
     "tcp-refuses": Part(

@@ -1,7 +1,7 @@
 """A link between two processes: the bytes, GB/s, and by which transport of UCX they went.
 
-    python -m tools.card.link cuda cuda [--backend nixl] [--ucx TLS=tcp,cuda_copy] [--mib 512] [--page-kib 64]
-                                        [--rounds 10] [--staged] [--refused]
+    python -m tools.card.link cuda cuda [--backend nixl] [-o 'ucx={"TLS": "tcp,cuda_copy"}'] [-o num_threads=8]
+                                        [--mib 512] [--page-kib 64] [--rounds 10] [--staged] [--refused]
 
 The two words say where prefill and decode have their pools: ``cuda`` or ``dram``. With ``--refused``, the right answer
 is an error, and it is said.
@@ -10,6 +10,7 @@ is an error, and it is said.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -86,8 +87,7 @@ def side(role: str, pipe: Connection, job: dict[str, Any]) -> dict[str, Any]:
     free = card.free() if card else None
     pipe.send("looked")  # so that neither has opened its link when the other one looks
     pipe.recv()
-    options = {"ucx": job["ucx"]} if job["ucx"] else {}
-    config = {"role": role, "backend": job["backend"], "options": options}
+    config = {"role": role, "backend": job["backend"], "options": job["options"]}
     if job["staged"]:
         config["staging"] = {"mode": "always"}
     pages = np.random.default_rng(5 if role == "prefill" else 6).permutation(PAGES)
@@ -173,7 +173,7 @@ def main() -> int:
     parser.add_argument("prefill", choices=("cuda", "dram"))
     parser.add_argument("decode", choices=("cuda", "dram"))
     parser.add_argument("--backend", default="nixl")
-    parser.add_argument("--ucx", action="append", default=[], metavar="NAME=VALUE", help="settings of UCX")
+    parser.add_argument("-o", dest="options", action="append", default=[], metavar="KEY=JSON", help="of the backend")
     parser.add_argument("--mib", type=int, default=512)
     parser.add_argument("--page-kib", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=10, help="fewer if they take long")
@@ -183,7 +183,7 @@ def main() -> int:
     arguments = parser.parse_args()
     job = {
         **{name: getattr(arguments, name) for name in ("prefill", "decode", "backend", "rounds", "staged")},
-        "ucx": dict(each.split("=", 1) for each in arguments.ucx),
+        "options": {key: json.loads(value) for key, _, value in (each.partition("=") for each in arguments.options)},
         "nbytes": arguments.mib * MIB,
         "most": arguments.seconds / 3,
         "page": arguments.page_kib << 10,

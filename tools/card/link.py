@@ -2,9 +2,10 @@
 
     python -m tools.card.link cuda cuda [--backend nixl] [-o 'ucx={"TLS": "tcp,cuda_copy"}'] [-o num_threads=8]
                                         [--mib 512] [--page-kib 64] [--rounds 10] [--staged] [--refused]
+                                        [--allocator expandable_segments:True]
 
 The two words say where prefill and decode have their pools: ``cuda`` or ``dram``. With ``--refused``, the right answer
-is an error, and it is said.
+is an error, and it is said. ``--allocator`` is a setting of torch's allocator.
 """
 
 from __future__ import annotations
@@ -116,6 +117,7 @@ def side(role: str, pipe: Connection, job: dict[str, Any]) -> dict[str, Any]:
                 found["loopback"] = over_loopback() - before
             pipe.send(0)
             report = receiving.report
+            found["allocated"] = link.snapshot()["memory"]
             found["transports"] = ", ".join(report.transports.values())
             found["nbytes"] = sum(each.nbytes for each in report.moved.values())
             found["blocks"] = sum(each.blocks for each in report.moved.values())
@@ -174,6 +176,7 @@ def main() -> int:
     parser.add_argument("decode", choices=("cuda", "dram"))
     parser.add_argument("--backend", default="nixl")
     parser.add_argument("-o", dest="options", action="append", default=[], metavar="KEY=JSON", help="of the backend")
+    parser.add_argument("--allocator", default="")
     parser.add_argument("--mib", type=int, default=512)
     parser.add_argument("--page-kib", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=10, help="fewer if they take long")
@@ -189,6 +192,8 @@ def main() -> int:
         "page": arguments.page_kib << 10,
     }
     os.environ["UCX_PROTO_INFO"] = "y"
+    if arguments.allocator:  # of the processes that are started below; torch has had both names
+        os.environ["PYTORCH_ALLOC_CONF"] = os.environ["PYTORCH_CUDA_ALLOC_CONF"] = arguments.allocator
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         kept = os.dup(1)
         sys.stdout.flush()
@@ -216,6 +221,8 @@ def main() -> int:
     answer("time of the first room, which connects", round(decode["first"] * 1e3, 1), "ms")
     answer("share that went over the loopback interface", round(decode["loopback"] / max(1, nbytes), 2))
     answer("transport, as the report says", decode["transports"] or "unknown")
+    for kind, memory in decode["allocated"].items():
+        answer(f"how {kind} of decode was allocated", ", ".join(memory["allocated"]) or "nobody knows")
     if "taken" in decode:
         answer("memory of the card that both links took beside the pools", round(decode["taken"] / MIB, 1), "MiB")
     for role in ("prefill", "decode"):

@@ -107,6 +107,11 @@ PARTS = {
     "demo": Part("the demo over nixl", statelink("demo", "--backend", "nixl")),
 }
 
+OVER_TCP = 'ucx={"TLS": "tcp,cuda_copy"}'
+PIECES = 'ucx={"TCP_TX_SEG_SIZE": "512k", "TCP_RX_SEG_SIZE": "512k"}'
+"""UCX copies from or to a card in pieces of this size where it moves them over TCP: 8 KiB, unless it is told so."""
+SHORT = ("--mib", "64", "--rounds", "3")
+
 QUICK = {
     "look": Part("does UCX know the card; the card's own copies", card_part("look"), 90),
     "order": Part("is the order of streams kept", card_part("order", "--rooms", "10"), 90),
@@ -115,14 +120,33 @@ QUICK = {
     "tests": Part(
         "the tests that need a card", tests("-W", "default", "tests/pointers", "tests/model/test_staging_memory.py"), 60
     ),
-    "cuda-dram": Part("card to host", card_part("link", "cuda", "dram", "--mib", "64", "--rounds", "3"), 60),
-    "dram-cuda": Part("host to card", card_part("link", "dram", "cuda", "--mib", "64", "--rounds", "3"), 60),
+    "cuda-dram": Part("card to host", card_part("link", "cuda", "dram", *SHORT), 60),
+    "dram-cuda": Part("host to card", card_part("link", "dram", "cuda", *SHORT), 60),
     "small-blocks": Part(
         "card to card in blocks of 1 KiB", card_part("link", "cuda", "cuda", "--mib", "16", "--page-kib", "1"), 45
     ),
     "over-tcp": Part(
         "card to card where UCX may only use TCP",
-        card_part("link", "cuda", "cuda", "--tls", "tcp,cuda_copy", "--mib", "64", "--rounds", "3"),
+        card_part("link", "cuda", "cuda", "-o", OVER_TCP, *SHORT),
+        45,
+    ),
+    "threads-8": Part(
+        "card to card with eight threads that post", card_part("link", "cuda", "cuda", "-o", "num_threads=8"), 60
+    ),
+    "cuda-dram-pieces": Part(
+        "card to host, over TCP in large pieces", card_part("link", "cuda", "dram", "-o", PIECES, *SHORT), 45
+    ),
+    "dram-cuda-pieces": Part(
+        "host to card, over TCP in large pieces", card_part("link", "dram", "cuda", "-o", PIECES, *SHORT), 45
+    ),
+    "segments": Part(
+        "card to card in expandable segments",
+        card_part("link", "cuda", "cuda", "--allocator", "expandable_segments:True", *SHORT),
+        45,
+    ),
+    "pool": Part(
+        "card to card in memory of a pool",
+        card_part("link", "cuda", "cuda", "--allocator", "backend:cudaMallocAsync", *SHORT),
         45,
     ),
     "tcp-refuses": Part(
@@ -138,6 +162,11 @@ QUICK = {
     "D": Part("workload D, staged and direct", bench("unequal", "nixl", "--dim", "128", "--json", rounds=5), 60),
     "kit-moving": Part("clauses of the kit", card_part("kit", "-k", "Moving or Stalling or Registration"), 90),
     "kit-dying": Part("clauses of the kit on processes that die", card_part("kit", "-k", "Dying"), 90),
+    "kit-dying-tcp": Part(
+        "a clause of the kit on processes that die, where UCX may only use TCP",
+        card_part("kit", "-k", "test_memory_outlives_its_mover", "-o", OVER_TCP),
+        60,
+    ),
     "kit-states": Part("clauses of the kit on all types of state", card_part("kit", "-k", "States or Fencing"), 90),
 }
 """In the order in which their answers are wanted."""

@@ -18,6 +18,7 @@ from statelink.errors import BackendUnavailableError, StatelinkError, TransferEr
 from statelink.pointers import Platform, check, hint_at_settings, lockable, pinned, segments
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from statelink.backend import Backend
@@ -31,6 +32,13 @@ def failed(region: state.Region, error: Exception | None = None) -> StatelinkErr
     with pytest.raises(StatelinkError) as caught, hint_at_settings(checked, backend="tcp"):
         raise error or TransferError("no", cause="ibv_reg_mr: Bad address", hint="ask the library", backend="tcp")
     return caught.value
+
+
+@pytest.fixture(autouse=True)
+def no_driver() -> Iterator[None]:
+    """No driver is loaded, whatever other tests have started: a real one knows that this memory is the host's."""
+    with loaded():
+        yield
 
 
 @pytest.fixture(autouse=True)

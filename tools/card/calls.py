@@ -3,13 +3,16 @@
     python -m tools.card.calls [--rooms 64] [--rounds 5] [--large-mib 512]
 
 A thread aborts empty rooms, one after the other, and waits for each: the control thread has to answer, so the longest
-answer is the longest gap. Each call of the backend is timed, and counted by its thread.
+answer is the longest gap. Each call of the backend is timed, and counted by its thread. So is each collection of
+Python's garbage collector, which stops every thread that runs Python: torch alone has 200,000 objects, which take about
+0.1 s. The small requests run once more after `gc.freeze`, which engines call, and which leaves these objects alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import re
 import sys
 import threading
@@ -32,18 +35,32 @@ if TYPE_CHECKING:
 
 SMALL_PAGES = 6
 """Pages of a small request: 0.75 MiB in each layer, of 64 KiB for keys and as much for values."""
+FROZEN = "small requests at once, after gc.freeze"
+PHASES = (("small requests at once", 0, SMALL_PAGES), (FROZEN, 0, SMALL_PAGES), ("large request", 1, PAGES))
+"""Name, number of requests at once (0 for the argument's), and pages of each."""
 FIRST = 1 << 32
 """The first id of the empty rooms."""
 
 
 class Timed:
-    """The longest call of each method of the backend, by the thread that made it; milliseconds."""
+    """The longest call of each method of the backend and the longest collections, by their threads; milliseconds."""
 
     def __init__(self) -> None:
         self.longest: dict[str, float] = {}
         self._lock = threading.Lock()
-        for name in ("register", "connect", "submit"):
+        for name in ("register", "connect", "submit", "poll"):
             setattr(NixlBackend, name, self._timed(name, getattr(NixlBackend, name)))
+        self._collects = 0.0
+        gc.callbacks.append(self._collected)
+
+    def _collected(self, phase: str, about: dict[str, int]) -> None:
+        # No other thread runs Python between the two calls. This takes no lock, because its thread may hold one.
+        if phase == "start":
+            self._collects = time.perf_counter()
+            return
+        key = f"collection of generation {about['generation']} on {_thread()}"
+        took = (time.perf_counter() - self._collects) * 1e3
+        self.longest[key] = max(self.longest.get(key, 0.0), took)
 
     def _timed(self, name: str, method: Any) -> Any:
         @functools.wraps(method)
@@ -52,12 +69,15 @@ class Timed:
             try:
                 return method(*arguments, **named)
             finally:
-                thread = re.sub(r"[-_]\d+$", "", threading.current_thread().name)
-                took, key = (time.perf_counter() - began) * 1e3, f"{name} on {thread}"
+                took, key = (time.perf_counter() - began) * 1e3, f"{name} on {_thread()}"
                 with self._lock:
                     self.longest[key] = max(self.longest.get(key, 0.0), took)
 
         return timed
+
+
+def _thread() -> str:
+    return re.sub(r"[-_]\d+$", "", threading.current_thread().name)
 
 
 class Asking:
@@ -117,7 +137,11 @@ def side(role: str, pipe: Connection, job: dict[str, Any]) -> dict[str, Any]:
             pipe.recv()
 
         requests(1, 1)  # connects
-        for name, count, pages in (("small", job["rooms"], SMALL_PAGES), ("large", 1, PAGES)):
+        for name, count, pages in PHASES:
+            count = count or job["rooms"]
+            if name == FROZEN:
+                gc.collect()
+                gc.freeze()
             timed.longest.clear()
             together()
             if role == "decode":
@@ -144,8 +168,8 @@ def main() -> int:
     arguments = parser.parse_args()
     job = {"rooms": arguments.rooms, "rounds": arguments.rounds, "large": arguments.large_mib * MIB}
     found = both(side, job, 50)["prefill"]
-    for name, what in (("small", f"{arguments.rooms} small requests at once"), ("large", "one large request")):
-        times = dict(found[name])
+    for name, count, _ in PHASES:
+        times, what = dict(found[name]), f"{count or arguments.rooms} {name}"
         answer(f"{what}: longest gap of prefill's control thread", round(times.pop("gap"), 2), "ms")
         answer(f"{what}: median answer of it", round(times.pop("median"), 3), "ms")
         for key, value in sorted(times.items()):

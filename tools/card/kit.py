@@ -1,6 +1,6 @@
 """Clauses of the conformance kit over the card's memory: how many of each verdict, and why clauses failed.
 
-python -m tools.card.kit -k 'Moving or Stalling' [--seconds 75]
+python -m tools.card.kit -k 'Moving or Stalling' [-o 'ucx={"TLS": "tcp,cuda_copy"}'] [--seconds 75]
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 
 from .command import statelink
+from .reasons import telling
 from .say import answer
 
 
@@ -18,9 +19,11 @@ def main() -> int:
     """Run the clauses, and say what they found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-k", dest="expression", required=True)
+    parser.add_argument("-o", dest="options", action="append", default=[], help="as for `statelink conform`")
     parser.add_argument("--seconds", type=float, default=75.0)
     arguments = parser.parse_args()
-    words = ("conform", "nixl", "--json", "--require", "-k", arguments.expression)
+    options = [word for each in arguments.options for word in ("-o", each)]
+    words = ("conform", "nixl", "--json", "--require", "-k", arguments.expression, *options)
     done = statelink(*words, seconds=arguments.seconds)
     what = f"clauses {arguments.expression}"
     if done.status is None:
@@ -37,7 +40,7 @@ def main() -> int:
     answer(what, ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()))
     for clause in clauses:
         if clause["verdict"] in ("failed", "deviates"):
-            answer(f"{clause['verdict']}: {clause['name']}", clause["reason"][:400])
+            answer(f"{clause['verdict']}: {clause['name']}", telling(clause["reason"]))
     return done.status
 
 

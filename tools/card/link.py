@@ -1,15 +1,17 @@
 """A link between two processes: the bytes, GB/s, and by which transport of UCX they went.
 
-    python -m tools.card.link cuda cuda [--backend nixl] [--tls tcp,cuda_copy] [--mib 512] [--page-kib 64] [--rounds 10]
-                                        [--staged] [--refused]
+    python -m tools.card.link cuda cuda [--backend nixl] [-o 'ucx={"TLS": "tcp,cuda_copy"}'] [-o num_threads=8]
+                                        [--mib 512] [--page-kib 64] [--rounds 10] [--staged] [--refused]
+                                        [--allocator expandable_segments:True]
 
 The two words say where prefill and decode have their pools: ``cuda`` or ``dram``. With ``--refused``, the right answer
-is an error, and it is said.
+is an error, and it is said. ``--allocator`` is a setting of torch's allocator.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -86,8 +88,7 @@ def side(role: str, pipe: Connection, job: dict[str, Any]) -> dict[str, Any]:
     free = card.free() if card else None
     pipe.send("looked")  # so that neither has opened its link when the other one looks
     pipe.recv()
-    options = {"ucx": {"TLS": job["tls"]}} if job["tls"] else {}
-    config = {"role": role, "backend": job["backend"], "options": options}
+    config = {"role": role, "backend": job["backend"], "options": job["options"]}
     if job["staged"]:
         config["staging"] = {"mode": "always"}
     pages = np.random.default_rng(5 if role == "prefill" else 6).permutation(PAGES)
@@ -116,6 +117,7 @@ def side(role: str, pipe: Connection, job: dict[str, Any]) -> dict[str, Any]:
                 found["loopback"] = over_loopback() - before
             pipe.send(0)
             report = receiving.report
+            found["allocated"] = link.snapshot()["memory"]
             found["transports"] = ", ".join(report.transports.values())
             found["nbytes"] = sum(each.nbytes for each in report.moved.values())
             found["blocks"] = sum(each.blocks for each in report.moved.values())
@@ -173,7 +175,8 @@ def main() -> int:
     parser.add_argument("prefill", choices=("cuda", "dram"))
     parser.add_argument("decode", choices=("cuda", "dram"))
     parser.add_argument("--backend", default="nixl")
-    parser.add_argument("--tls", default="", help="UCX's transports; its own choice if not given")
+    parser.add_argument("-o", dest="options", action="append", default=[], metavar="KEY=JSON", help="of the backend")
+    parser.add_argument("--allocator", default="")
     parser.add_argument("--mib", type=int, default=512)
     parser.add_argument("--page-kib", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=10, help="fewer if they take long")
@@ -182,12 +185,15 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=40.0)
     arguments = parser.parse_args()
     job = {
-        **{name: getattr(arguments, name) for name in ("prefill", "decode", "backend", "tls", "rounds", "staged")},
+        **{name: getattr(arguments, name) for name in ("prefill", "decode", "backend", "rounds", "staged")},
+        "options": {key: json.loads(value) for key, _, value in (each.partition("=") for each in arguments.options)},
         "nbytes": arguments.mib * MIB,
         "most": arguments.seconds / 3,
         "page": arguments.page_kib << 10,
     }
     os.environ["UCX_PROTO_INFO"] = "y"
+    if arguments.allocator:  # of the processes that are started below; torch has had both names
+        os.environ["PYTORCH_ALLOC_CONF"] = os.environ["PYTORCH_CUDA_ALLOC_CONF"] = arguments.allocator
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         kept = os.dup(1)
         sys.stdout.flush()
@@ -215,6 +221,8 @@ def main() -> int:
     answer("time of the first room, which connects", round(decode["first"] * 1e3, 1), "ms")
     answer("share that went over the loopback interface", round(decode["loopback"] / max(1, nbytes), 2))
     answer("transport, as the report says", decode["transports"] or "unknown")
+    for kind, memory in decode["allocated"].items():
+        answer(f"how {kind} of decode was allocated", ", ".join(memory["allocated"]) or "nobody knows")
     if "taken" in decode:
         answer("memory of the card that both links took beside the pools", round(decode["taken"] / MIB, 1), "MiB")
     for role in ("prefill", "decode"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -46,16 +47,41 @@ def measure(card: Card, width: int, nbytes: int) -> tuple[float, float]:
     return found[0], found[1]
 
 
-def many(card: Card, buffers: int, width: int, rows: int) -> float:
-    """Milliseconds to gather a few rows from each of many buffers, as a request of many layers does."""
+def many(card: Card, buffers: int, width: int, rows: int) -> tuple[float, float, float]:
+    """Milliseconds to gather a few rows from each of many buffers, to scatter them, and to make torch's views of them.
+
+    A parcel of a request with many layers is of this kind.
+    """
     pools = [card.buffer(width * rows) for _ in range(buffers)]
     ring = staging_memory(card.kind, buffers * width * rows)
     tile = Places(np.array([each.address for each in pools], np.uint64), np.arange(rows, dtype=np.int64), width)
-    ring.pack([tile], 0)
-    began = time.perf_counter()
-    for _ in range(ROUNDS):
-        ring.pack([tile], 0)
-    return (time.perf_counter() - began) / ROUNDS * 1e3
+
+    def views() -> None:
+        for each in pools:
+            card.torch.as_tensor(_Array(each.address, each.nbytes), device=card.kind)
+
+    found: list[float] = []
+    steps: tuple[Callable[[], None], ...] = (lambda: ring.pack([tile], 0), lambda: ring.unpack([tile], 0), views)
+    for step in steps:
+        step()
+        began = time.perf_counter()
+        for _ in range(ROUNDS):
+            step()
+        found.append((time.perf_counter() - began) / ROUNDS * 1e3)
+    return found[0], found[1], found[2]
+
+
+class _Array:
+    """Memory of the card, as torch takes it over without a copy."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "data": (address, False),
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "version": 3,
+            "strides": None,
+        }
 
 
 def main() -> int:
@@ -72,7 +98,10 @@ def main() -> int:
         gathered, scattered = measure(card, width, nbytes)
         answer(f"rows of {width} bytes: gather", round(gathered, 2), "GB/s")
         answer(f"rows of {width} bytes: scatter", round(scattered, 2), "GB/s")
-    answer("gather of 16 rows of 1 KiB from each of 160 buffers", round(many(card, 160, 1024, 16), 2), "ms")
+    for buffers, width, rows in ((160, 1024, 16), (64, 65536, 1), (1, 65536, 64)):
+        what = f"{rows} rows of {width} bytes in each of {buffers} buffers"
+        for name, took in zip(("gather", "scatter", "torch's views"), many(card, buffers, width, rows), strict=True):
+            answer(f"{what}: {name}", round(took, 3), "ms")
     return 0
 
 

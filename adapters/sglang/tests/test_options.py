@@ -166,6 +166,7 @@ def test_every_option_that_is_looked_at_is_one_of_sglangs(role: str) -> None:
         ("SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE", "false"),
         ("SGLANG_RUST_SERVER", "true"),
         ("SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK", "1"),
+        ("SGLANG_MM_SKIP_COMPUTE_HASH", "1"),
         ("SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK", "y"),
         ("SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE", "N"),
     ],

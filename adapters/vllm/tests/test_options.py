@@ -63,7 +63,8 @@ def _server(**changes: Any) -> Any:
             "prefill_context_parallel_size": 1,
         },
         "scheduler_config": {"disable_hybrid_kv_cache_manager": False},
-        "model_config": {"use_mla": False},
+        "model_config": {"use_mla": False, "multimodal_config": None},
+        "cache_config": {"enable_prefix_caching": False},
         "device_config": {"device_type": "cpu"},
     }
     speculative = changes.pop("speculative_config", None)
@@ -76,6 +77,9 @@ def _server(**changes: Any) -> Any:
 
 def test_a_plain_server_is_taken() -> None:
     check_server(_server(), ())
+    images = {"multimodal_config": SimpleNamespace(mm_processor_cache_gb=0)}
+    check_server(_server(**images, enable_prefix_caching=True), ())
+    check_server(_server(multimodal_config=SimpleNamespace(mm_processor_cache_gb=4)), ())
 
 
 @pytest.mark.parametrize(
@@ -99,6 +103,7 @@ def test_what_was_not_tested_needs_a_word(changes: dict[str, Any], word: str) ->
         ({"decode_context_parallel_size": 2}, "decode_context_parallel_size is 2"),
         ({"prefill_context_parallel_size": 2}, "prefill_context_parallel_size is 2"),
         ({"disable_hybrid_kv_cache_manager": True}, "hybrid KV cache manager is turned off"),
+        ({"multimodal_config": SimpleNamespace(mm_processor_cache_gb=0)}, "no hashes of images"),
     ],
 )
 def test_what_cannot_work_is_refused_whatever_is_allowed(changes: dict[str, Any], said: str) -> None:

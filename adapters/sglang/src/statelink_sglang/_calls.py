@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
+from statelink.backend import logger
+
 __all__ = ["Calls"]
 
-log = logging.getLogger("statelink.sglang")
+log = logger("statelink.sglang")
 
 Call = tuple[Callable[..., object], tuple[Any, ...]]
 """A function and its arguments."""

@@ -6,15 +6,16 @@ and the scheduler reads a table.
 
 from __future__ import annotations
 
-import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
+
+from statelink.backend import logger
 
 from ._http import Found, ask
 
 __all__ = ["Directory", "Instance", "Prefill"]
 
-log = logging.getLogger("statelink.sglang")
+log = logger("statelink.sglang")
 
 INTERVAL = 1.0
 """Seconds between two questions to a server."""

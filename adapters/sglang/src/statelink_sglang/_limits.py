@@ -91,6 +91,7 @@ def _impossible(server: Server) -> Iterator[str]:
         ("SGLANG_RUST_SERVER", False),
         ("SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE", True),
         ("SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK", False),
+        ("SGLANG_MM_SKIP_COMPUTE_HASH", False),  # without it, nobody can say which image a request has
     ):
         given = getattr(envs, variable).get()
         if given != wanted:

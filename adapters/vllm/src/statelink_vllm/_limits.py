@@ -38,6 +38,12 @@ def _impossible(config: Any) -> Iterator[str]:
             yield f"{name} is {getattr(parallel, name)}, and only 1 is supported"
     if config.scheduler_config.disable_hybrid_kv_cache_manager:
         yield "the hybrid KV cache manager is turned off (--disable-hybrid-kv-cache-manager), and is needed"
+    multimodal = config.model_config.multimodal_config
+    if multimodal and multimodal.mm_processor_cache_gb == 0 and not config.cache_config.enable_prefix_caching:
+        yield (
+            "--mm-processor-cache-gb is 0 and prefix caching is off, so that vLLM makes no hashes of images, and "
+            "nobody can say which image a request has: change one of the two"
+        )
 
 
 def _untested(config: Any, allow: frozenset[str]) -> Iterator[str]:

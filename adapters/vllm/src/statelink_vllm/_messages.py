@@ -67,6 +67,11 @@ class Receive:
     content: bytes = b""
     answered: bytes = b""
 
+    @property
+    def for_another(self) -> bool:
+        """Whether prefill's answer was for another request, so that the room is not this one's."""
+        return bool(self.answered) and self.answered != self.content
+
 
 @dataclass
 class Keep:

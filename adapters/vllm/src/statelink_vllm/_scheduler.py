@@ -174,7 +174,10 @@ class SchedulerSide:
             )
             self._loading[name] = _Loading(request, tables)
         else:
-            self._next.receive[name] = Receive(*source, tokens, why="decode needs nothing: it has the prompt's state")
+            # The room of another request is not this one's to decline.
+            if self._wanted[name].answered in (b"", content_of_request(request, tokens)):
+                why = "decode needs nothing: it has the prompt's state"
+                self._next.receive[name] = Receive(*source, tokens, why=why)
 
     def _source(self, request: Any) -> Source | None:
         """Where the state of a request comes from, if it is to be received and was not yet."""

@@ -116,11 +116,11 @@ class WorkerSide:
                     self._results.failed.add(name)
                     # Otherwise prefill would hold the request's blocks until its deadline. If the link is closed, no
                     # peer is named, or another request has the room, this fails, and prefill holds them until then.
-                    with contextlib.suppress(StatelinkError):
-                        why = ": ".join(
-                            filter(None, ("decode cannot receive it", error.reason.what, error.reason.cause))
-                        )
-                        self.link.decline(receive.room, receive.peer, why)
+                    # The room of another request is not this one's to decline.
+                    if not receive.for_another:
+                        why = filter(None, ("decode cannot receive it", error.reason.what, error.reason.cause))
+                        with contextlib.suppress(StatelinkError):
+                            self.link.decline(receive.room, receive.peer, ": ".join(why))
         for name, keep in step.keep.items():
             try:
                 self.link.keep(keep.room, keep.peer, keep.seconds)
@@ -148,7 +148,7 @@ class WorkerSide:
         if not job.tables:
             self.link.decline(job.room, job.peer, job.why)
             return
-        if job.answered and job.answered != job.content:
+        if job.for_another:
             raise RoomError(
                 "prefill's answer is for another request",
                 cause=f"content {job.answered.hex()} in 'kv_transfer_params', {job.content.hex()} on decode",

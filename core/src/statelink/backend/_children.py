@@ -42,7 +42,11 @@ def _close_all() -> None:
     sockets = [each for each in list(_sockets) if each.fileno() >= 0]
     _sockets.clear()
     if sockets:
-        nothing = os.open(os.devnull, os.O_RDWR)
+        try:
+            nothing = os.open(os.devnull, os.O_RDWR)
+        except OSError:  # the process has no descriptor left
+            os.close(sockets[0].fileno())
+            nothing = os.open(os.devnull, os.O_RDWR)
         for each in sockets:
             os.dup2(nothing, each.fileno(), inheritable=False)
         os.close(nothing)

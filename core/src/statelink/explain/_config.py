@@ -121,7 +121,7 @@ def read_config(path: Path) -> Model:
     file = path / "config.json" if path.is_dir() else path
     try:
         given = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, RecursionError, ValueError) as error:
         raise ConfigError(f"{file.name} cannot be read", cause=str(error)) from error
     if not isinstance(given, dict):
         raise ConfigError(f"{file.name} is no model's configuration", cause="it holds no JSON object")

@@ -82,13 +82,18 @@ class Room:
             if named:
                 what = "the content of a request cannot be stated"
                 raise ClosedError(what, cause=named, room=state.room, code="room.closed")
-            stated = checked_content(content)
+            try:
+                stated = checked_content(content)
+            except RoomError as error:
+                reason = error.reason
+                raise RoomError.of(state.reason_for(error.code, reason.what, reason.cause, reason.hint)) from None
             if state.content and stated != state.content:
                 what = "the content of a request cannot change"
                 cause = f"{state.content.hex()} was stated before, and {stated.hex() or 'none'} is stated again"
                 raise RoomError.of(state.reason_for("room.content", what, cause))
             state.content = stated
-        state.context.post(state.content_stated)
+            # With the lock, so that the control thread hears of it before it hears of a push that follows.
+            state.context.post(state.content_stated)
 
     def _named_memory(self) -> str:
         """How this side has named memory, in words; empty if it has not. A thread of the engine, with the lock."""

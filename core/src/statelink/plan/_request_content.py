@@ -43,7 +43,8 @@ def content_of(tokens: Any, **extras: Value | Sequence[Value] | None) -> bytes:
         extras: What else decides the state of these positions, each a text, bytes, or several of these in their order.
             An extra that is ``None`` or an empty list counts as not given. Use these names, so that different engines
             agree: ``adapter`` for the name of a LoRA adapter, ``items`` for the hashes of multimodal items in the order
-            of their positions, ``salt`` for a cache salt.
+            of their positions, ``salt`` for a cache salt, ``embeddings`` for the SHA-256 of embeddings that a client
+            gave instead of token ids, as little-endian float32.
 
     Raises:
         RoomError: The tokens are no list of whole numbers below 2^63, or an extra is neither text nor bytes

@@ -248,17 +248,18 @@ class Requests:
         that use, prefill opens another one for this request. If it was meant for this request, nobody opens another
         one, and decode would wait until its deadline.
         """
-        if self._spent(message, rank) is not None:
-            self._context.after(DOUBT, lambda: self._refuse_doubtful(message, rank))
+        spent = self._spent(message, rank)
+        if spent is not None:
+            self._context.after(DOUBT, lambda: self._refuse_doubtful(message, rank, spent))
 
     def _spent(self, message: wire.Request, rank: DecodeRank) -> GivenUp | None:
         """What ended the room that a request may mean."""
         return self._tombstones.spent(key_of(message), self._claims.asking(rank), message.lifetime_ms / 1000)
 
-    def _refuse_doubtful(self, message: wire.Request, rank: DecodeRank) -> None:
+    def _refuse_doubtful(self, message: wire.Request, rank: DecodeRank, spent: GivenUp) -> None:
         """Refuse a request for which nobody has opened another room, and those of the other ranks of its instance."""
-        key, spent = key_of(message), self._spent(message, rank)
-        if spent is None or self._pending.get(key, rank.name) is not message:
+        key = key_of(message)
+        if self._pending.get(key, rank.name) is not message or self._spent(message, rank) is not spent:
             return
         cause = (
             f"{spent.instance} had given an earlier use up ({spent.reason.clause}) when prefill opened its room, which "
@@ -334,8 +335,7 @@ class Requests:
         if self._reused(room, group):
             return
         if group.given_up is not None:
-            informed = self._belonged(room, group.given_up)
-            room.fail_known(group.given_up.reason, informed, group.given_up.ranks)
+            self._end_with(room, group.given_up)
             return
         failed = room.bind([(rank, asked.request) for rank, asked in group.asked])
         if failed is not None:
@@ -449,7 +449,7 @@ class Requests:
         """A room belonged to a use that an instance gave up. Returns the ranks that know, with their instance."""
         if room.to is not None or given_up.declined:
             self._tombstones.spend(room.key, given_up)
-        else:  # a later room would not fail with what is given up next, so the next request waits for it
+        else:  # the room is for whoever asks first, and another instance may ask: there is no doubt to keep
             self._tombstones.forget_given_up(room.key, given_up)
         uses = given_up.of(room.to)
         for name, generation in uses.items():

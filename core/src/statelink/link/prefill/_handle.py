@@ -98,7 +98,7 @@ class Sending(Room):
                 )
             pushes.add(push)
             state.name_memory()
-        context.post(lambda: state.pushed(push))
+            context.post(lambda: state.pushed(push))  # with the lock, so that pushes of two threads keep their order
 
     def _named_memory(self) -> str:
         return "its first push was made" if self._pushes.begun else ""

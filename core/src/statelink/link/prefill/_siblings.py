@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from statelink import wire
+from statelink._logs import logger
 from statelink.errors import ConfigError
 from statelink.link._own_instance import find_siblings
 from statelink.link._status import ENDED, Status
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Siblings"]
 
-log = logging.getLogger("statelink.link")
+log = logger("statelink.link")
 
 REMEMBERED = 65536
 """Most rooms for which this link remembers who asked."""

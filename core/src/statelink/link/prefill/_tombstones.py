@@ -316,19 +316,24 @@ class Tombstones:
         """
         given_up = self._spent.get(key, {}).get(rank.instance)
         # A rank with another key may only claim to be of this instance.
-        if given_up is None or not given_up.has_key(rank.key) or given_up.until + lasts <= self._now():
+        if given_up is None or not given_up.has_key(rank.key):
             return None
-        return given_up
+        if given_up.until + lasts > self._now():
+            return given_up
+        self._forget_spent(key, rank.instance)
+        return None
+
+    def _forget_spent(self, key: RoomKey, instance: str) -> None:
+        by_instance = self._spent[key]
+        del by_instance[instance]
+        if not by_instance:
+            del self._spent[key]
 
     def reopened(self, key: RoomKey, to: To | None) -> None:
         """Another room of this side is open: the next requests of the instances that may have it mean this one."""
-        by_instance = self._spent.get(key)
-        if by_instance is None:
-            return
+        by_instance = self._spent.get(key, {})
         for instance in [name for name, given_up in by_instance.items() if given_up.of(to)]:
-            del by_instance[instance]
-        if not by_instance:
-            del self._spent[key]
+            self._forget_spent(key, instance)
 
     def load(self) -> dict[str, int]:
         """Numbers of the things that are kept. Any thread."""

@@ -173,11 +173,14 @@ if len(sys.argv) > 2:
     rooms = [decode.receive(room, sys.argv[2], TOKENS, {"kv": PAGES}) for room in range(1, 21)]
     rooms[0].wait(60)
     print("ready", flush=True)
-    threading.Event().wait()
+    sys.stdin.read()  # until the other process has ended
+    os._exit(0)
 
 mine, prefill = opened("prefill")
 command = [sys.executable, __file__, BACKEND, prefill.address]
-decode = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+decode = subprocess.Popen(
+    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+)
 EARLY.append(lambda: decode.send_signal(signal.SIGCONT))  # the library lets go of its threads
 EARLY.append(lambda: print("goes on", flush=True))
 sendings = [prefill.send(room, TOKENS) for room in range(1, 21)]

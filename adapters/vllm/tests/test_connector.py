@@ -37,7 +37,11 @@ def config_of(lookahead: int = 0, stages: int = 1, width: int = 1, **model: Any)
         parallel_config=SimpleNamespace(pipeline_parallel_size=stages, tensor_parallel_size=width),
         scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
         model_config=SimpleNamespace(
-            use_mla=False, hf_text_config=text, hf_config=text, get_total_num_kv_heads=lambda: 4 * width
+            use_mla=False,
+            multimodal_config=None,
+            hf_text_config=text,
+            hf_config=text,
+            get_total_num_kv_heads=lambda: 4 * width,
         ),
         device_config=SimpleNamespace(device_type="cpu"),
         compilation_config=SimpleNamespace(static_forward_context={"model.layers.0.attn": layer}),

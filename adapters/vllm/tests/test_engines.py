@@ -58,7 +58,11 @@ def test_the_state_of_another_prompt_is_refused_and_leaves_nothing_in_a_cache(pa
         if without != "nothing":
             del params["content"]
         assert pair.decode.run(name, there, 8, params).tokens == pair.alone(there)
-    assert pair.moved()[0] == requests
+        assert pair.moved()[0] == requests
+        if without == "nothing":  # the request that the answer was for still gets its state
+            assert pair.decode.run(f"{name}, rightly", here, 8, params).tokens == pair.alone(here)
+            requests += 1
+            assert pair.moved()[0] == requests
     for prompt in (one, other):
         for asked in (prompt, [*prompt, *prompt_of(300, 50)]):
             assert pair.hand(asked)[1].tokens == pair.alone(asked)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from statelink.link.decode._instances import Instances
-from statelink.link.decode._receiving import ReceivingState
+from statelink.link.decode._receiving_state import ReceivingState
 from statelink.link.prefill._decode_ranks import DecodeRanks
-from statelink.link.prefill._sending import SendingState
+from statelink.link.prefill._sending_state import SendingState
 
 
 class Growing:

@@ -17,7 +17,7 @@ import pytest
 from statelink.backend import Side
 from statelink.link import Receiving, Sending, Status
 from statelink.link._exits import AtExit
-from statelink.link._room import RoomState
+from statelink.link._room_state import RoomState
 from statelink.link.decode import _attaching
 from statelink.link.decode._instance import Instance
 from statelink.link.prefill import _decode_ranks

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from ._context import Context
 from ._exits import opening
-from ._handle import Room
 from ._inspect import ask, sockets
 from ._link import Link
-from ._room import Ready
+from ._room import Room
+from ._room_state import Ready
 from ._status import Status
 from ._verify import check_hash, check_verify
 from .decode import LANDING_ROUND, Receiving

@@ -12,7 +12,7 @@ from ._status import ENDED
 
 if TYPE_CHECKING:
     from ._context import Context
-    from ._room import RoomState
+    from ._room_state import RoomState
 
 __all__ = ["Deadlines"]
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from statelink.state import Inventory
 
     from ._context import Context
-    from ._handle import Room
-    from ._room import Ready, RoomState
+    from ._room import Room
+    from ._room_state import Ready, RoomState
     from .peers import Peer
 
 __all__ = ["Link"]

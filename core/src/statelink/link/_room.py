@@ -1,439 +1,264 @@
-"""The state of one room on one side: what sending and receiving have in common."""
+"""The engine's handle of one room, on either side."""
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from statelink._logs import logger
-from statelink.backend import Moved, RoomReport
-from statelink.errors import Reason
+from statelink._arguments import duration, shown, switch, wait_time, words
+from statelink.errors import ClosedError, RoomError
+from statelink.plan import checked_content
 
-from ._diagnostics import PeerInfo, with_standing
-from ._status import ENDED, FOLLOWS, Status
-from .runtime import Flag
+from ._status import ENDED, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import threading
 
-    from ._context import Context
-    from ._header import RoomKey
+    from statelink.backend import RoomReport
+    from statelink.errors import Reason
 
-__all__ = ["Ready", "RoomState", "RoomWatcher", "room_reason"]
+    from ._room_state import RoomState
 
-log = logger("statelink.link")
-
-READY_POLL = 0.0005
-"""Seconds between two queries of an engine's ready event. An event that is ready at once is queried once."""
+__all__ = ["Room"]
 
 
-class Ready(Protocol):
-    """A ready event, which guards memory: anything with ``query()``, such as a device event."""
+class Room:
+    """One request on one side: the part that sending and receiving have in common.
 
-    def query(self) -> bool:
-        """Whether the memory may be touched. Must not block; called on the control thread."""
-
-
-class RoomWatcher(Protocol):
-    """Is told of every change of a room. The control thread calls it."""
-
-    def changed(self, state: RoomState) -> None:
-        """The room's status or quiescence changed."""
-
-    def ended(self, state: RoomState) -> None:
-        """The room ended."""
-
-    def forget(self, state: RoomState) -> None:
-        """Free the room's id, if the room has ended and quiesced by now."""
-
-    def given_back(self, state: RoomState, by: str) -> None:
-        """Memory was given back without proof: ``by`` is ``engine`` or ``release_after``."""
-
-    def watch(self, state: RoomState) -> None:
-        """Watch the room's deadline, which is new, or has changed."""
-
-
-def room_reason(
-    context: Context, room: int, attempt: int, code: str, what: str, cause: str = "", hint: str = "", **who: object
-) -> Reason:
-    """A reason that names a room. Any thread."""
-    named = {"room": str(room), "backend": context.backend.name}
-    if attempt:
-        named["attempt"] = str(attempt)
-    named.update({key: str(value) for key, value in who.items() if value is not None})
-    return Reason(code, what, named, cause, hint)
-
-
-class RoomState:
-    """What sending and receiving have in common.
-
-    The control thread alone changes it, except for `name_memory`. Every property may be read from any thread.
-
-    Args:
-        context: The link's parts.
-        watcher: Told of every change.
-        room: The non-zero 64-bit id that both sides use for the request.
-        tokens: N: positions of the request; ``None`` if prefill takes it from decode.
-        deadline: Seconds that the room may take; the configured default when not given.
-        attempt: The number that the engines of both sides gave this use of the id.
-
-    Attributes:
-        key: The id and the attempt, with which both sides name this use.
-        tokens: N; ``None`` while this side does not know.
-        role: What this link does in the room: ``prefill`` sends, ``decode`` receives.
-        prefix: P: positions that decode already holds; ``None`` while this side does not know.
-        opened: When the room was opened, on the link's clock.
-        deadline: When the room must have ended, on the link's clock.
-        status: How far the room is.
-        reason: Why the room failed; ``None`` while it has not failed.
-        quiesced: Whether the memory that this side named may be reused.
-        proven: Whether there is proof of `quiesced`. If not, the memory was given back without proof.
-        nbytes: Bytes of the pushes that were moved so far.
-        content: The content of the request, as this side's engine states it; empty while it has stated none. Threads
-            of the engine set it, before they name memory.
-        ended: Set once the room has ended.
+    Thread-safe. Properties are plain attribute reads and never block. The control thread writes what they read, except
+    that the engine's own call makes `quiesced` false when it names memory.
     """
 
-    role: ClassVar[str]
+    _lock: threading.RLock
+    """Admits one thread of the engine at a time to calls that name memory."""
 
-    # Every room begins with these values. They are attributes of the class, so that the engine's thread, which opens
-    # the room, has nothing to set.
-    prefix: int | None = None
-    status = Status.BOOTSTRAPPING
-    reason: Reason | None = None
-    quiesced = True
-    proven = True
-    nbytes = 0
-    content = b""
-    _named = 0
-    """Calls that named memory, and whose job has not run on the control thread yet."""
-    _polls_event = False
-    _met: float | None = None
-    """When the room went on from bootstrapping."""
-    _over: float | None = None
-    """When the room ended."""
-    _taken = False
-    """Whether the memory counts as quiesced because the engine took it back."""
-    _release_why: str | None = None
-    """Why the engine wants the memory back; ``None`` if it does not."""
-    _noted_release = False
-    _chunks = 0
+    def __init__(self, state: RoomState) -> None:
+        self._state = state
 
-    def __init__(
-        self,
-        context: Context,
-        watcher: RoomWatcher,
-        room: int,
-        tokens: int | None,
-        deadline: float | None,
-        attempt: int,
-    ) -> None:
-        self.context = context
-        self.room = room
-        self.attempt = attempt
-        self.key: RoomKey = (room, attempt)
-        self.tokens = tokens
-        self.opened = opened = context.now()
-        self._term = context.config.deadline if deadline is None else deadline
-        """Seconds that the engine gave the room last."""
-        self.deadline = opened + self._term
-        self.ended = Flag()
-        self._watcher = watcher
-        self._quiet = Flag(True)
-        self._naming = threading.RLock()  # as the lock of the room's handle
-        """Guards `quiesced`, `proven`, `_taken`, `_quiet` and `_named`: the engine's threads name memory and take it
-        back, and the control thread finds out when that memory may be reused."""
-        self._moved: dict[str, Moved] = {}
+    @property
+    def room(self) -> int:
+        """The non-zero 64-bit id that both sides use for the request."""
+        return self._state.room
+
+    @property
+    def attempt(self) -> int:
+        """The number that the engines of both sides gave this use of the id."""
+        return self._state.attempt
+
+    @property
+    def tokens(self) -> int | None:
+        """N: positions of the request; ``None`` while this side does not know."""
+        return self._state.tokens
+
+    @property
+    def prefix(self) -> int | None:
+        """P: positions that decode already holds; ``None`` while this side does not know."""
+        return self._state.prefix
+
+    @property
+    def content(self) -> bytes | None:
+        """The content of the request that this side's engine has stated; ``None`` while it has stated none."""
+        return self._state.content or None
+
+    def set_content(self, content: bytes) -> None:
+        """State the content of the request, where the engine did not know it when it opened the room. Does not block.
+
+        Call it before the first push on prefill, or before `Receiving.accept` on decode. It does nothing once the room
+        has failed. Thread-safe.
+
+        Args:
+            content: As `Link.send` takes it.
+
+        Raises:
+            RoomError: It is no content, or another one was stated before (``room.content``).
+            ClosedError: This side has named memory already.
+        """
+        state = self._state
+        state.context.check_process()
+        with self._lock:
+            if state.status in ENDED:
+                return
+            named = self._named_memory()
+            if named:
+                what = "the content of a request cannot be stated"
+                raise ClosedError(what, cause=named, room=state.room, code="room.closed")
+            try:
+                stated = checked_content(content)
+            except RoomError as error:
+                reason = error.reason
+                raise RoomError.of(state.reason_for(error.code, reason.what, reason.cause, reason.hint)) from None
+            if state.content and stated != state.content:
+                what = "the content of a request cannot change"
+                cause = f"{state.content.hex()} was stated before, and {stated.hex() or 'none'} is stated again"
+                raise RoomError.of(state.reason_for("room.content", what, cause))
+            state.content = stated
+            # With the lock, so that the control thread hears of it before it hears of a push that follows.
+            state.context.post(state.content_stated)
+
+    def _named_memory(self) -> str:
+        """How this side has named memory, in words; empty if it has not. A thread of the engine, with the lock."""
+        raise NotImplementedError
+
+    @property
+    def status(self) -> Status:
+        """How far the room is."""
+        return self._state.status
+
+    def poll(self) -> Status:
+        """The same as `status`, for a scheduler's loop: it never blocks.
+
+        Raises:
+            ClosedError: This is a forked child, where the status stays what it was.
+        """
+        state = self._state
+        if state.context.forked:
+            state.context.check_process()
+        return state.status
+
+    @property
+    def reason(self) -> Reason | None:
+        """Why the room failed: the first reason, from whichever side; ``None`` while it has not failed."""
+        return self._state.reason
+
+    @property
+    def quiesced(self) -> bool:
+        """Whether memory that this side named for the room may be reused.
+
+        True before anything was named, false while a transfer may touch it, true again once every transfer has ended
+        or was fenced. A failed room may quiesce later than it ends. A timeout never makes a room quiesced, unless the
+        operator set 'release_after'. `given_back` says whether it is true by somebody's choice, without proof.
+        """
+        return self._state.quiesced
 
     @property
     def given_back(self) -> bool:
-        """Whether the memory was given back without proof that it has quiesced. Any thread."""
-        return self._taken or self._noted_release
+        """Whether memory was given back without proof, by `release` or by the operator's 'release_after'."""
+        return self._state.given_back
 
     @property
-    def over(self) -> bool:
-        """Whether the room has ended and quiesced: then its id may be used again."""
-        return self.status in ENDED and self.quiesced
+    def quiet_by(self) -> float | None:
+        """Seconds from now after which the memory is quiet at the latest; ``None`` where there is no bound.
 
-    def wait(self, timeout: float | None, *, quiesced: bool) -> Status:
-        """Block until the room ended, or ended and quiesced, or the time is over. A thread of the engine."""
-        until = None if timeout is None else time.monotonic() + timeout
-        if self.ended.wait(timeout) and quiesced:
-            self._quiet.wait(None if until is None else max(0.0, until - time.monotonic()))
-        return self.status
+        It is 0 once the memory has quiesced. For a room that has not ended, it assumes that the room fails now.
+        See `Link.quiet_within`.
+        """
+        return self._state.quiet_by()
+
+    def wait(self, timeout: float | None = None, *, quiesced: bool = False) -> Status:
+        """Block until the room ended, and with ``quiesced`` also until its memory may be reused.
+
+        Args:
+            timeout: Seconds to wait at most; ``None`` waits for as long as it takes.
+            quiesced: Also wait for `quiesced`.
+
+        Returns:
+            The status at the end of the wait.
+
+        Raises:
+            RoomError: ``timeout`` is no number, or ``quiesced`` no bool.
+        """
+        seconds = None if timeout is None else wait_time(timeout)
+        quiesced = quiesced if type(quiesced) is bool else switch(quiesced, "'quiesced'", error=RoomError)
+        self._state.context.check_process()
+        return self._state.wait(seconds, quiesced=quiesced)
+
+    def check(self) -> None:
+        """Return if the room succeeded: every promised byte is visible at the destination. Does not block.
+
+        Raises:
+            RoomError: The room failed; the reason says why. Or it has not ended (``room.open``).
+        """
+        state = self._state
+        status = state.status
+        if status is Status.FAILED and state.reason is not None:
+            raise RoomError.of(state.reason)
+        if status is not Status.SUCCEEDED:
+            state.context.check_process()
+            cause = f"it is {status}, and waits for {state.waits_for() or 'its end'}"
+            refusal = state.refusal()
+            raise RoomError.of(
+                state.reason_for(
+                    "room.open",
+                    "a room has not ended",
+                    f"{cause}; {refusal}" if refusal else cause,
+                    "call check() once wait() or poll() says that it has; wait() returns early at its timeout",
+                )
+            )
+
+    def abort(self, why: str = "the engine aborted it") -> None:
+        """Give the room up, on both sides. Does not block; does nothing once the room has ended."""
+        state = self._state
+        if state.context.forked:
+            state.context.check_process()
+        if state.status not in ENDED:
+            said = words(why)
+            state.context.post(lambda: state.abort(said))
+
+    def release(self, why: str = "the engine needs it") -> None:
+        """Take the memory of the room back, although nobody has proven that nothing touches it. Does not block.
+
+        For an engine that uses the memory of a failed request again whatever happens. The room is aborted if it has not
+        ended. Then `quiesced` and `given_back` are true, the id may be used again, and the room no longer counts for
+        'max_rooms'. All of this holds when this call returns, unless the room had not ended, or a strategy's hook is at
+        work on the memory in this process: then it holds soon. The link logs and counts it.
+
+        On decode, bytes of this request may still be written to the memory while another request uses it. On prefill,
+        bytes of another request may be sent in place of this one's. Decode's room has failed, so nobody uses them.
+        Only the engine's memory is given back: space in staging rings stays quarantined until there is proof. It does
+        nothing if the memory has quiesced.
+
+        Args:
+            why: For the log, and for the reason of a room that had not ended.
+        """
+        self._state.context.check_process()
+        self._state.release(words(why))
+
+    def extend(self, seconds: float) -> None:
+        """Set a new deadline: the room may take ``seconds`` from this call. Does not block.
+
+        An engine that has its own time limits calls this as often as it likes: while the request waits in a queue, or
+        to count the time from `Receiving.accept` or from the first push. It does nothing once the room has ended. Each
+        side has its own deadline.
+
+        Args:
+            seconds: Above zero. The deadline may become earlier or later by it.
+
+        Raises:
+            RoomError: It is no number above zero; the deadline stays what it was.
+        """
+        state = self._state
+        state.context.check_process()
+        try:
+            more = duration(seconds, "the time by which a room is extended")
+        except RoomError as error:
+            raise RoomError.of(state.reason_for(error.code, error.reason.what, error.reason.cause)) from None
+        state.context.post(lambda: state.extend(more))
+
+    def close(self) -> None:
+        """Abort the room, unless it has ended. Does not block, and may be called twice."""
+        state = self._state
+        if state.status not in ENDED and not state.context.forked:
+            self.abort("the engine closed it before its end")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that this side moved so far (prefill), or that arrived (decode, once the room has succeeded)."""
+        return self._state.nbytes
 
     @property
     def report(self) -> RoomReport:
         """What was measured of the room so far."""
-        waited, transferred = self.durations()
-        return RoomReport(
-            room=self.room,
-            role=self.role,
-            backend=self.context.backend.name,
-            status=self.status.name.lower(),
-            reason=self.reason,
-            moved=dict(self._moved),
-            tokens=self.tokens or 0,
-            prefix=self.prefix or 0,
-            chunks=self._chunks,
-            waited=waited,
-            transferred=transferred,
-            ended=None if self._over is None else time.time() - (self.context.now() - self._over),
-            transports=self.transports(),
-            attempt=self.attempt,
-            link=self.context.name,
-        )
+        return self._state.report
 
-    def durations(self) -> tuple[float, float]:
-        """Seconds from the opening until the sides had met, and from then to the end, or until now. Any thread."""
-        now = self._over or self.context.now()
-        met = self._met or now
-        return met - self.opened, now - met
+    def __repr__(self) -> str:
+        quiet = "" if self.quiesced else ", memory in use"
+        return f"<{type(self).__name__} room {self.room} {self.status.name.lower()}{quiet}>"
 
-    # What each side defines for itself.
-
-    def peers(self) -> list[PeerInfo]:
-        """The ranks of the other side that take part in the room. Any thread."""
-        raise NotImplementedError
-
-    def transports(self) -> dict[str, str]:
-        """Per peer, the transport that carries the bytes, as far as it is known. Any thread."""
-        raise NotImplementedError
-
-    def carried(self) -> Iterable[tuple[str, str, int]]:
-        """Component, transport and bytes that moved, for each peer. Control thread."""
-        raise NotImplementedError
-
-    def waits_for(self) -> str:
-        """What the room still waits for, in words; empty where there is nothing. Any thread."""
-        raise NotImplementedError
-
-    def refusal(self) -> str:
-        """The refusal that may be why nobody has met the room, in words; empty for none. Any thread."""
-        return ""
-
-    def quiet_within(self) -> float | None:
-        """Seconds from a failure until the memory is quiet at the latest; ``None`` without a bound. Any thread."""
-        raise NotImplementedError
-
-    def held(self) -> tuple[int, str]:
-        """Bytes of this side's memory that were named for the room, and what they wait for. Any thread."""
-        raise NotImplementedError
-
-    def fail(self, reason: Reason) -> None:
-        """End the room in failure, if it has not ended, and tell the other side. Control thread."""
-        raise NotImplementedError
-
-    def expire(self) -> None:
-        """The room has passed its deadline. Control thread."""
-        raise NotImplementedError
-
-    def abort(self, why: str) -> None:
-        """The engine gives the room up. Control thread."""
-        raise NotImplementedError
-
-    def link_closes(self) -> None:
-        """This side's link is closed, so that this side is lost to the other one. Control thread."""
-        link = self.context.name
-        self.fail(self.reason_for("peer.lost", f"{self.role} was lost", "its link was closed", link=link))
-
-    def extend(self, seconds: float) -> None:
-        """The engine sets a new deadline, ``seconds`` from now. Control thread."""
-        self._term = seconds
-        self._set_deadline(self.context.now() + seconds)
-
-    def keep(self, seconds: float) -> None:
-        """The other side will need the room within ``seconds``. The deadline may become later by it. Control thread."""
-        deadline = self.context.now() + min(seconds, self._term)
-        if deadline > self.deadline:
-            self._set_deadline(deadline)
-
-    def _set_deadline(self, deadline: float) -> None:
-        self.deadline = deadline
-        if self.status not in ENDED:
-            self._watcher.watch(self)
-
-    def content_stated(self) -> None:
-        """The engine has stated the content of the request after it opened the room. Control thread."""
-
-    def update_quiesced(self) -> None:
-        """Work out again whether this side's memory may be reused. Control thread."""
-        raise NotImplementedError
-
-    # Steps.
-
-    def step(self, status: Status) -> bool:
-        """Go on to a status, if that may follow the present one. Returns whether it did. Control thread."""
-        if status not in FOLLOWS[self.status]:
-            return False
-        if self._met is None and status > Status.BOOTSTRAPPING:
-            self._met = self.context.now()
-        if status not in ENDED:
-            self.status = status
-        else:
-            self._over = self.context.now()
-            self.status = status
-            self.ended.set()
-            self._watcher.ended(self)
-        self._watcher.changed(self)
-        return True
-
-    def _end_in_failure(self, reason: Reason) -> Reason | None:
-        """End in failure and return the room's reason; ``None`` if the room ended before. The first reason stays."""
-        if self.status in ENDED:
-            return None
-        self.reason = self.explain(reason).clipped()
-        self.step(Status.FAILED)
-        return self.reason
-
-    def name_memory(self) -> None:
-        """Note that the engine names memory. A thread of the engine, before it posts the job that says which.
-
-        The room must not look quiesced until the control thread has run that job.
-        """
-        with self._naming:
-            self._named += 1
-            self.proven = False
-            if not self._taken:
-                self.quiesced = False
-                self._quiet.clear()
-
-    def _take_named(self) -> None:
-        """Note that the control thread runs the job of one such call."""
-        with self._naming:
-            self._named -= 1
-
-    def _set_quiesced(self, quiesced: bool) -> None:
-        """Set whether the memory may be reused, as far as the control thread knows. Control thread.
-
-        While a job of a call that named memory has yet to run, the memory may not be reused.
-        """
-        # Without the lock: if a thread of the engine changes it meanwhile, this call came before that one.
-        if quiesced == self.quiesced and quiesced == self.proven and self._release_why is None:
-            return
-        with self._naming:
-            self.proven = quiesced and not self._named
-            quiesced = self.proven or self._taken
-            changes = quiesced != self.quiesced
-            if changes:
-                self.quiesced = quiesced
-                (self._quiet.set if quiesced else self._quiet.clear)()
-        if changes and quiesced:
-            self._watcher.changed(self)
-        elif self._release_why is not None:
-            self._maybe_release()
-
-    # Memory that is given back without proof.
-
-    def release(self, why: str) -> None:
-        """The engine takes the memory back. A thread of the engine.
-
-        If the room has ended, and this process does not touch the memory, the id may be used again when this returns.
-        The control thread does the rest.
-        """
-        if self.status in ENDED:
-            self._take_back()
-        self.context.post(lambda: self._release_now(why))
-
-    def _release_now(self, why: str) -> None:
-        if self.status not in ENDED:
-            self.abort(why)
-        self._release_why = why
-        self._maybe_release()
-
-    def _maybe_release(self) -> None:
-        """Give the memory back that the engine wants back, unless this process touches it. Control thread."""
-        if self._release_why is None or self._noted_release or not self._take_back():
-            return
-        self._note_release("engine", self._release_why)
-        self._watcher.changed(self)
-        self._watcher.forget(self)
-
-    def _note_release(self, by: str, why: str) -> None:
-        """Log and count, once, that the memory is given back. ``by`` is ``engine`` or ``release_after``."""
-        if not self._noted_release:
-            self._noted_release = True
-            waits = self.held()[1]
-            log.warning("room %d: memory is given back without proof, by %s: %s; %s", self.room, by, why, waits)
-            self._watcher.given_back(self, by)
-
-    def _take_back(self) -> bool:
-        """Count the memory as quiesced, unless this process may touch it. Returns whether it counts. Any thread."""
-        with self._naming:
-            if self.quiesced or self._touches():
-                return self._taken
-            self._taken = self.quiesced = True
-            self._quiet.set()
-            return True
-
-    def _touches(self) -> bool:
-        """Whether code of this process may still write to the memory. Any thread."""
-        return False
-
-    def quiet_by(self) -> float | None:
-        """Seconds from now until the memory is quiet at the latest; ``None`` without a bound. Any thread."""
-        bound = 0.0 if self.quiesced else self.quiet_within()
-        ended = self._over
-        return bound if bound is None or ended is None else max(0.0, ended + bound - self.context.now())
-
-    def _count_moved(self, moved: Mapping[str, Moved]) -> None:
-        """Add what was moved of each component."""
-        counted = self._moved
-        for name, each in moved.items():
-            counted[name] = counted[name] + each if name in counted else each
-            self.nbytes += each.nbytes
-
-    # Reasons.
-
-    def reason_for(self, code: str, what: str, cause: str = "", hint: str = "", **who: object) -> Reason:
-        """A reason that names this room. Any thread."""
-        return room_reason(self.context, self.room, self.attempt, code, what, cause, hint, **who)
-
-    def explain(self, reason: Reason, others: Sequence[PeerInfo] = ()) -> Reason:
-        """Add to a reason how the room stands. A reason from the other side already says how it stood there."""
-        if reason.diagnostics:
-            return reason
-        context = self.context
-        stands = {
-            "room": str(self.room),
-            "backend": context.backend.name,
-            "side": f"{self.role} rank {context.inventory.rank}",
-            "status": self.status.name.lower(),
-        }
-        return with_standing(reason, stands, [*self.peers(), *others], self.waits_for(), context.now())
-
-    def bytes_of(self, items: Mapping[str, int]) -> int:
-        """Bytes of the given number of items of each component."""
-        inventory = self.context.inventory
-        return sum(
-            count * sum(buffer.layout.held for buffer in inventory.component(name).buffers if buffer.count)
-            for name, count in items.items()
-        )
-
-    # The engine's event.
-
-    def _is_ready(self, ready: Ready | None, again: Callable[[], None]) -> bool:
-        """Whether the engine's event lets memory be touched; if not, ``again`` is called a little later.
-
-        An event that raises fails the room.
-        """
-        if ready is None:
-            return True
-        try:
-            if ready.query():
-                return True
-        except BaseException as error:
-            cause = f"its query() raised {type(error).__name__}: {error}".removesuffix(": ")
-            self.fail(self.reason_for("room.ready", "the engine's ready event failed", cause))
-            return False
-        if not self._polls_event:
-            self._polls_event = True
-
-            def look() -> None:
-                self._polls_event = False
-                again()
-
-            self.context.after(READY_POLL, look)
-        return False
+    def _check_given(self, items: Any, ready: Any, code: str) -> None:
+        """Refuse items that are no mapping, and a ready event without ``query()``."""
+        if not isinstance(items, Mapping):
+            what = f"items are given as {type(items).__name__}"
+            raise RoomError.of(self._state.reason_for(code, what, "a dict of indices by component is expected"))
+        if ready is not None and not callable(getattr(ready, "query", None)):
+            what = f"the ready event is {shown(ready)}"
+            raise RoomError.of(self._state.reason_for(code, what, "something with a method query() is expected"))

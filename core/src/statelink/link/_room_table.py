@@ -17,8 +17,8 @@ from ._totals import Totals
 
 if TYPE_CHECKING:
     from ._context import Context
-    from ._handle import Room
-    from ._room import RoomState
+    from ._room import Room
+    from ._room_state import RoomState
 
 __all__ = ["RoomTable", "Rooms", "closed", "suspended", "unfinished"]
 

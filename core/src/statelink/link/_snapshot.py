@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ._context import Context
     from ._control import Control, Role
-    from ._room import RoomState
+    from ._room_state import RoomState
     from ._room_table import RoomTable
 
 __all__ = ["MOST", "snapshot"]

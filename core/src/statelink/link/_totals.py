@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ._status import Status
 
 if TYPE_CHECKING:
-    from ._room import RoomState
+    from ._room_state import RoomState
 
 __all__ = ["BOUNDS", "Totals"]
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from statelink.link.runtime import Flag
     from statelink.plan import ComponentPlan, Items, Move
 
+    from ._accepted import Accepted
     from ._prefill_rank import PrefillRank
-    from ._request import Accepted
 
 __all__ = ["ReceiveHookContext"]
 

@@ -7,30 +7,30 @@ from typing import TYPE_CHECKING, Any
 
 from statelink import wire
 from statelink.errors import RoomError
-from statelink.link._room import room_reason
+from statelink.link._room_state import room_reason
 from statelink.link._room_table import Rooms
 from statelink.link._status import ENDED
 from statelink.plan import needs_tokens, unknown_pages
 
 from ._declines import Declines
 from ._generations import Generations
-from ._handle import Receiving
 from ._instances import Instances
 from ._leases import Leases
 from ._process_exits import ProcessExits
-from ._receiving import AboutRoom, ReceivingState
+from ._receiving import Receiving
+from ._receiving_state import AboutRoom, ReceivingState
 from ._unmet import UnmetUses
 
 if TYPE_CHECKING:
     from statelink.errors import Reason
     from statelink.link._context import Context
     from statelink.link._header import RoomKey
-    from statelink.link._room import Ready
+    from statelink.link._room_state import Ready
     from statelink.link._room_table import RoomTable
     from statelink.link.peers import Peer
 
+    from ._accepted import Accepted
     from ._prefill_rank import PrefillRank
-    from ._request import Accepted
 
 __all__ = ["DecodeRole"]
 

@@ -12,7 +12,7 @@ from statelink import wire
 from statelink.backend import MAX_PREPARED, UNKNOWN, Arrival, Moved, ReceiveHook, Transfer
 from statelink.errors import Reason, StatelinkError
 from statelink.link._header import RoomHeader
-from statelink.link._room import room_reason
+from statelink.link._room_state import room_reason
 from statelink.link._verify import differing
 from statelink.link.runtime import BackendDefect
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from statelink.link._context import Context
     from statelink.link.runtime import Flag
 
+    from ._accepted import Accepted
     from ._prefill_rank import PrefillRank
-    from ._request import Accepted
 
 __all__ = ["Writer"]
 

@@ -15,7 +15,7 @@ as one batch (`JointPushes`).
 
 from __future__ import annotations
 
-from ._handle import Sending
 from ._role import PrefillRole
+from ._sending import Sending
 
 __all__ = ["PrefillRole", "Sending"]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ._decode_rank import DecodeRank
     from ._decode_ranks import DecodeRanks
     from ._pending import Asked, PendingRequests
-    from ._sending import SendingState
+    from ._sending_state import SendingState
     from ._tombstones import GivenUp, Tombstones
 
 __all__ = ["Claims", "Group", "Stale"]

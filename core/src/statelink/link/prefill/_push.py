@@ -10,12 +10,12 @@ import msgspec
 from statelink._arguments import shown, switch
 from statelink.errors import RoomError
 from statelink.hints import did_you_mean
-from statelink.link._room import Ready
+from statelink.link._room_state import Ready
 from statelink.plan import MAX_TOKENS, Items, OffSpanError, Pages, check_pieces, checked_int, item_positions, pushed
 from statelink.state import Coverage, IndexSpace
 
 if TYPE_CHECKING:
-    from statelink.link._room import RoomState
+    from statelink.link._room_state import RoomState
     from statelink.state import Component
 
 __all__ = ["Push", "Pushes"]

@@ -11,10 +11,10 @@ from statelink.backend import Side
 from statelink.link._room_table import Rooms
 from statelink.link._status import Status
 
-from ._admission import Requests
 from ._decode_ranks import DecodeRanks
-from ._handle import Sending
-from ._sending import SendingState
+from ._requests import Requests
+from ._sending import Sending
+from ._sending_state import SendingState
 from ._siblings import Siblings
 from ._to import read_to
 from ._uses_in_flight import UsesInFlight

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from statelink.link._header import RoomKey
     from statelink.link._room_table import Rooms
 
-    from ._sending import SendingState
+    from ._sending_state import SendingState
 
 __all__ = ["Siblings"]
 

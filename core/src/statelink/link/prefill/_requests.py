@@ -9,7 +9,7 @@ from statelink import wire
 from statelink.backend import Side
 from statelink.errors import Reason
 from statelink.link._header import RoomHeader
-from statelink.link._room import room_reason
+from statelink.link._room_state import room_reason
 from statelink.link._status import ENDED, Status
 
 from ._claims import Claims
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ._decode_ranks import DecodeRanks
     from ._delivery import RequestId
     from ._pending import Asked
-    from ._sending import SendingState
+    from ._sending_state import SendingState
     from ._uses_in_flight import UsesInFlight
 
 __all__ = ["Requests"]

@@ -1,0 +1,415 @@
+"""Decode's side of one room: its prefill instance, and one writer for each prefill rank that owes it bytes."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Container, Iterator
+from typing import TYPE_CHECKING
+
+from statelink import wire
+from statelink.link._diagnostics import PeerInfo, hooks_wait_for
+from statelink.link._room_state import RoomState, RoomWatcher
+from statelink.link._status import ENDED, Status
+from statelink.link.peers import InstanceState
+from statelink.link.runtime import reason_of
+
+from ._writer import Writer
+
+if TYPE_CHECKING:
+    from statelink.errors import Reason
+    from statelink.link._context import Context
+
+    from ._accepted import Accepted
+    from ._declines import Declines
+    from ._instance import Instance
+    from ._prefill_rank import PrefillRank
+    from ._unmet import UnmetUses
+
+__all__ = ["AboutRoom", "ReceivingState"]
+
+AboutRoom = wire.Chunk | wire.Finished | wire.Failed | wire.Drained | wire.Note
+"""Messages of writers about rooms."""
+
+
+class ReceivingState(RoomState):
+    """Owns its writers. Belongs to the control thread; see `RoomState`.
+
+    Args:
+        context: The link's parts.
+        watcher: Told of every change.
+        unmet: Keeps uses of ids that ended, and for which prefill may not have had a room.
+        declines: Tells prefill of uses that ended before it was asked.
+        explain: Says why an instance is not ready, and gives a hint what to look at.
+        generation: The number that this side drew for this use of the room id.
+        sole: Whether no other decode instance will ask for this use, as the engine says.
+    """
+
+    role = "decode"
+    _accepted: Accepted | None = None
+    _requested = False
+    """Whether a data thread was asked to prepare the requests. From then on `_writers` is complete."""
+    _instance: Instance | None = None
+
+    def __init__(
+        self,
+        context: Context,
+        watcher: RoomWatcher,
+        unmet: UnmetUses,
+        declines: Declines,
+        explain: Callable[[Instance], tuple[str, str]],
+        *,
+        room: int,
+        tokens: int | None,
+        generation: int,
+        deadline: float | None,
+        attempt: int,
+        sole: bool,
+    ) -> None:
+        super().__init__(context, watcher, room, tokens, deadline, attempt)
+        self.generation = generation
+        self._sole = sole
+        self._unmet = unmet
+        self._declines = declines
+        self._explain = explain
+        self._writers: dict[str, Writer] = {}
+
+    # Towards the request.
+
+    def open(self, instance: Instance) -> None:
+        """Set the instance that the room is requested from. Control thread; `accepted` may run before or after this."""
+        self._instance = instance
+        instance.join(self)
+        if instance.state is InstanceState.REFUSED and instance.reason is not None:
+            self.fail(instance.reason)
+        else:
+            self._maybe_request()
+
+    def accepted(self, accepted: Accepted) -> None:
+        """Take the memory that the engine named. Runs on the control thread, after `name_memory` on the engine's."""
+        self._take_named()
+        self._accepted = accepted
+        self.prefix = accepted.prefix
+        if accepted.least == accepted.tokens:
+            self.tokens = accepted.tokens
+        if self.status in ENDED:  # until then, it stays as `name_memory` left it
+            self.update_quiesced()
+        self._maybe_request()
+
+    def instance_ready(self, instance: Instance) -> None:
+        """See `InstanceUser.instance_ready`."""
+        if self.status not in ENDED:
+            self._maybe_request()
+        elif not self.proven and self.reason is not None:
+            for rank in instance.parts:
+                writer = self._writers.get(rank.name)
+                if writer is not None and not writer.drained:
+                    # If the rank was lost and has come back, its Drained may be lost. Repeat Failed to get another.
+                    writer.tell_failed(self.reason, declined=self._sole)
+
+    def instance_refused(self, reason: Reason) -> None:
+        """See `InstanceUser.instance_refused`."""
+        self.fail(reason)
+
+    def _maybe_request(self) -> None:
+        """Request the room, once the instance is ready, the engine has named memory, and its event says it is free."""
+        instance, accepted = self._instance, self._accepted
+        if self.status in ENDED or self._requested or instance is None:
+            return
+        if instance.state is not InstanceState.READY or instance.suspect:
+            return
+        self.step(Status.WAITING)
+        if accepted is None:
+            return
+        if accepted.ready is not None and not self._is_ready(accepted.ready, self._maybe_request):
+            return
+        self._requested = True
+        fail = _fail_weakly(self)
+        try:
+            writers = [Writer(self.context, rank, accepted, self.ended, fail) for rank in instance.parts]
+        except BaseException as error:  # a defect of a strategy, whose hooks are made here
+            self.fail(reason_of(error, room=self.room, backend=self.context.backend.name))
+            return
+        prompt = True
+        for writer in writers:
+            self._writers[writer.rank.name] = writer
+            prompt = prompt and writer.prompt
+
+        # This runs on a data thread, or here if every hook is prompt. `prepared` runs after it, on the control thread.
+        # The room may have failed in between.
+        def prepare() -> None:
+            for writer in writers:
+                writer.prepare()
+
+        def prepared(_: None, reason: Reason | None) -> None:
+            if reason is not None:
+                self.fail(reason)
+            else:
+                self._request()
+
+        workers, who = self.context.workers, {"room": self.room, "backend": self.context.backend.name}
+        if prompt:
+            workers.run_promptly(("room", self.room), prepare, prepared, **who)
+        else:
+            workers.run(workers.fences.submit, ("room", self.room), prepare, prepared, **who)
+
+    def _request(self) -> None:
+        if self.status in ENDED:
+            for writer in self._writers.values():
+                writer.drain()  # its request was never sent
+            self._after_change()
+            return
+        for name, writer in self._writers.items():
+            if not writer.ask(self.deadline - self.opened, self._unmet.named(self.key, name)):
+                self.fail(self.reason_for("peer.send", "a request could not be sent", peer=name))
+                return
+        if not self._writers:  # by the plan, no prefill rank owes this rank a byte
+            self._maybe_succeed()
+
+    # What writers say.
+
+    def handle(self, message: AboutRoom, name: str) -> None:
+        """Handle a writer's message about this room."""
+        writer = self._writers.get(name)
+        if writer is None:
+            return
+        if not isinstance(message, (wire.Failed, wire.Drained)) or message.met == self.generation:
+            writer.met = True
+        if isinstance(message, wire.Chunk):
+            self._arrived(writer, message, message.number)
+        elif isinstance(message, wire.Finished):
+            self._arrived(writer, message, message.chunks - 1)
+            reason = self._check_tokens(writer, message) or writer.finish(message)
+            if reason is not None:
+                self.fail(reason)
+            if self.status not in ENDED:
+                writer.finish_hooks(self._hook_ended)
+            self._maybe_succeed()
+        elif isinstance(message, wire.Failed):
+            self.fail(message.reason)
+        elif isinstance(message, wire.Drained):
+            self.drained(name)
+        elif self.status not in ENDED:
+            writer.note(message.component, message.payload, self._hook_ended)
+
+    def _check_tokens(self, writer: Writer, message: wire.Finished) -> Reason | None:
+        """Take N from a writer's last message, if decode knew only the number of pages. Returns why it cannot be."""
+        accepted = self._accepted
+        if accepted is None or accepted.least == accepted.tokens:
+            return None
+        said, known = message.tokens, self.tokens
+        if accepted.least <= said <= accepted.tokens and known in (None, said):
+            self.tokens = said
+            return None
+        cause = f"{said} on prefill, {accepted.least} to {accepted.tokens} on decode, by the number of its pages"
+        if known is not None:
+            cause = f"{known} on one rank of prefill, {said} on another"
+        what, peer = "the two sides disagree on the number of tokens", writer.rank.name
+        return self.reason_for("room.tokens", what, cause, peer=peer)
+
+    def _arrived(self, writer: Writer, message: wire.Chunk | wire.Finished, number: int) -> None:
+        """A message says that a push is visible here."""
+        self.step(Status.TRANSFERRING)
+        self._chunks = max(self._chunks, number + 1)
+        writer.chunk(number, message.granules, message.layers, self._hook_ended)
+
+    def drained(self, name: str) -> None:
+        """No write of a rank can land any more."""
+        writer = self._writers.get(name)
+        if writer is not None:
+            writer.drain()
+            self._after_change()
+
+    def rank_lost(self, rank: PrefillRank, why: str) -> None:
+        """See `InstanceUser.rank_lost`. The room goes on if it waits for nothing from that rank."""
+        writer = self._writers.get(rank.name)
+        if writer is not None and not writer.finished:
+            peer = rank.name or rank.endpoint.address
+            self.fail(self.reason_for("peer.lost", "prefill was lost", why, peer=peer))
+
+    def waits_at(self, addresses: Container[str]) -> bool:
+        """See `InstanceUser.waits_at`."""
+        return any(rank.address in addresses for rank in self.undrained())
+
+    def move(self, instance: Instance) -> None:
+        """See `InstanceUser.move`."""
+        self._instance = instance
+        instance.join(self)
+
+    @property
+    def writers(self) -> list[Writer]:
+        """The ranks that write for the room. Any thread."""
+        return list(self._writers.values())
+
+    def undrained(self) -> list[PrefillRank]:
+        """Ranks whose writes may still land."""
+        return [writer.rank for writer in self._writers.values() if not writer.drained]
+
+    # The end.
+
+    def _hook_ended(self, reason: Reason | None) -> None:
+        """A hook or a comparison of digests ended, with a reason if it failed. Control thread."""
+        if reason is not None:
+            self.fail(reason)
+        self._maybe_succeed()
+
+    def _maybe_succeed(self) -> None:
+        """Succeed, if every writer is complete. Starts the comparisons of digests before that."""
+        writers = self._writers.values()
+        if self.context.config.verify != "off" and self.status not in ENDED:
+            for writer in writers:
+                writer.verify(self._hook_ended)
+        if self.status in ENDED or not all([writer.complete for writer in writers]):
+            self._after_change()
+            return
+        for writer in writers:
+            self._count_moved(writer.moved)
+        self._set_quiesced(True)
+        self.step(Status.SUCCEEDED)
+        for writer in writers:
+            writer.accept()
+            writer.revoke(self.drained)
+        self._watcher.forget(self)
+        self._leave()
+
+    def fail(self, reason: Reason) -> None:
+        """See `RoomState.fail`. Sends Failed to every writer, and revokes the grants or waits until all drained."""
+        ended = self._end_in_failure(reason)
+        if ended is None:
+            return
+        if self._writers or self._instance is None:
+            self._unmet.ended(self.key, self.generation, self._not_met())
+        for writer in self._writers.values():
+            writer.tell_failed(ended, declined=self._sole)
+            writer.revoke(self.drained)
+            writer.abort(self._hook_ended)
+        self._after_change()
+        if not self._writers and self._instance is not None:
+            use = self.key, self.generation
+            # A room may have no deadline, and its instance may never be there.
+            until = min(self.deadline, self.context.now() + self.context.config.deadline)
+            self._declines.add(*use, self._instance, ended, until, for_all=self._sole)
+        release = self.context.config.release_after
+        if release is not None and not self.proven:
+            self.context.after(release, lambda: self._release_after(release))
+
+    def _release_after(self, after: float) -> None:
+        """Take every writer for drained without proof, as the operator chose with 'release_after'.
+
+        This gives back the room's memory, and its space in rings.
+        """
+        names = [rank.name for rank in self.undrained()]
+        if names:
+            self._note_release("release_after", f"{after:.1f} s after the failure")
+        for name in names:
+            self.drained(name)
+
+    def _touches(self) -> bool:
+        return any(writer.working for writer in self.writers)
+
+    def _not_met(self) -> list[str] | None:
+        """Names of ranks that have not said that they have a room for this use; ``None`` if no rank was asked."""
+        return [name for name, writer in self._writers.items() if not writer.met] if self._writers else None
+
+    def abort(self, why: str) -> None:
+        """See `RoomState.abort`."""
+        self.fail(self.reason_for("room.aborted", "decode aborted the request", why))
+
+    def expire(self) -> None:
+        """See `RoomState.expire`."""
+        instance = self._instance
+        if instance is not None and instance.state is not InstanceState.READY and not self._requested:
+            cause, hint = self._explain(instance)
+        else:
+            hooks = ((f"{key}: {name}", each) for key, w in self._writers.items() for name, each in w.hooks.items())
+            cause, hint = f"it still waits for {self.waits_for()}{hooks_wait_for(hooks)}", ""
+        if self._accepted is None and not hint:
+            hint = "call accept() once memory is allocated"
+        elif self._requested and self.context.inventory.ranks > 1 and not any(w.met for w in self._writers.values()):
+            hint = "prefill begins once every rank of this decode instance has opened and accepted the room: have they?"
+        elif self._requested and not any(writer.met for writer in self._writers.values()):
+            hint = "did prefill's engine call send() with this room id, and push()?"
+        self.fail(self.reason_for("room.deadline", "a room passed its deadline on decode", cause, hint))
+
+    def _after_change(self) -> None:
+        """Update quiescence. Leave the instance, if the room has ended and there is proof that it has quiesced.
+
+        Without that proof, the room stays with the instance, which repeats Failed to ranks that have not drained.
+        """
+        self.update_quiesced()
+        if self.status in ENDED:
+            self._leave()
+
+    def _leave(self) -> None:
+        for writer in self._writers.values():
+            writer.release()
+        if self.proven and self._instance is not None:
+            self._instance.leave(self)
+
+    def update_quiesced(self) -> None:
+        """See `RoomState.update_quiesced`."""
+        in_flight = any([writer.in_flight for writer in self._writers.values()])
+        self._set_quiesced(not in_flight and (self.status in ENDED or self._accepted is None))
+        self._watcher.forget(self)
+
+    # Words.
+
+    def peers(self) -> list[PeerInfo]:
+        """See `RoomState.peers`."""
+        ranks = [writer.rank for writer in list(self._writers.values())]
+        return [rank.info for rank in ranks or (self._instance.ranks.values() if self._instance else ())]
+
+    def transports(self) -> dict[str, str]:
+        """See `RoomState.transports`."""
+        return {writer.rank.name: writer.rank.transport for writer in list(self._writers.values())}
+
+    def carried(self) -> Iterator[tuple[str, str, int]]:
+        """See `RoomState.carried`."""
+        for writer in self._writers.values():
+            transport = writer.rank.transport
+            for name, moved in writer.moved.items():
+                yield name, transport, moved.nbytes
+
+    def waits_for(self) -> str:
+        """See `RoomState.waits_for`."""
+        instance = self._instance
+        if self._requested:
+            return "; ".join(filter(None, (writer.waits_for() for writer in list(self._writers.values()))))
+        if instance is None:
+            return "prefill"
+        if instance.state is not InstanceState.READY or instance.suspect:
+            silent = instance.silent()
+            how = "silent" if instance.state is InstanceState.READY else instance.state.value
+            return f"prefill, which is {how}" + (
+                f", and an answer from {silent}" if silent and instance.reason is None else ""
+            )
+        return "the engine's accept()" if self._accepted is None else "the engine's ready event"
+
+    def quiet_within(self) -> float | None:
+        """See `RoomState.quiet_within`."""
+        return self.context.quiet_within
+
+    def held(self) -> tuple[int, str]:
+        """See `RoomState.held`."""
+        items = self._accepted.items if self._accepted is not None else {}
+        nbytes = self.bytes_of({name: len(each.ids) for name, each in items.items()})
+        writers = list(self._writers.values())  # the control thread may be adding to it
+        if any(writer.working for writer in writers):
+            return nbytes, "a receive hook or a digest has not ended"
+        waits = sorted(writer.rank.name for writer in writers if not writer.drained)
+        return nbytes, f"not known to have stopped: {', '.join(waits)}"
+
+
+def _fail_weakly(room: ReceivingState) -> Callable[[str, str, BaseException], None]:
+    """A function that fails a room, if the room still exists. Any thread may call it."""
+    # Weak reference: room, hook and context would be a cycle.
+    context, reference = room.context, weakref.ref(room)
+
+    def fail(peer: str, component: str, error: BaseException) -> None:
+        def job() -> None:
+            living = reference()
+            if living is not None:
+                living.fail(reason_of(error, room=living.room, component=component, peer=peer))
+
+        context.post(job)
+
+    return fail

@@ -1,0 +1,510 @@
+"""Prefill's side of one room: its queue of pushes, and one delivery for each destination."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from statelink.backend import Side
+from statelink.errors import MismatchError, Reason
+from statelink.link._diagnostics import PeerInfo, hooks_wait_for
+from statelink.link._room_state import RoomState, RoomWatcher
+from statelink.link._status import ENDED, Status
+from statelink.link.peers import Explaining
+from statelink.link.runtime import reason_of
+
+from ._delivery import Delivery
+from ._same_request import differing
+from ._standings import Standings
+
+if TYPE_CHECKING:
+    from statelink import wire
+    from statelink.link._context import Context
+    from statelink.plan import Items
+
+    from ._decode_rank import DecodeRank
+    from ._decode_ranks import DecodeRanks
+    from ._push import Push
+    from ._pusher import Pushed
+    from ._to import To
+    from ._uses_in_flight import UsesInFlight
+
+__all__ = ["Admission", "OtherRanks", "PushBudget", "SendingState"]
+
+
+class PushBudget(Protocol):
+    """Counts the pushes of a link."""
+
+    def admit_push(self) -> bool:
+        """Count a new push, unless there are too many. A thread of the engine."""
+
+    def count_pushes(self, count: int) -> None:
+        """Add ``count``, which may be negative, to the number of pushes. Control thread."""
+
+
+class Admission(Protocol):
+    """Knows decode's requests. On the control thread, unless a method says otherwise."""
+
+    def ended(self, room: SendingState, reason: Reason, informed: Mapping[str, str], ranks: int) -> None:
+        """A room ended before it belonged to an instance. ``informed``: the ranks that know, of ``ranks`` ranks."""
+
+    def missing(self, room: SendingState) -> int | None:
+        """How many ranks have yet to ask for the room; ``None`` if no rank has asked. Any thread."""
+
+    def unasked(self, room: SendingState) -> str:
+        """Why the room belongs to no instance, as a text."""
+
+    def refusal(self, room: SendingState) -> str:
+        """The last peer that did not fit, if that may be why; empty for none. Any thread."""
+
+
+class OtherRanks(Protocol):
+    """The other ranks of this link's own instance. On the control thread, unless a method says otherwise."""
+
+    @property
+    def listen(self) -> bool:
+        """Whether they may care how a room stands here. If not, `changed` need not be called."""
+
+    @property
+    def count(self) -> int:
+        """How many there are. Any thread."""
+
+    def check(self) -> None:
+        """Check that they can be asked. Any thread.
+
+        Raises:
+            ConfigError: Their addresses are not known.
+        """
+
+    def ask(self, room: SendingState) -> None:
+        """Ask the other ranks for the room's status. Each of them then also tells every change of it."""
+
+    def changed(self, room: SendingState) -> None:
+        """The status of a room changed here."""
+
+
+class SendingState(RoomState):
+    """Owns the queue of pushes and the deliveries. Belongs to the control thread; see `RoomState`.
+
+    Args:
+        context: The link's parts.
+        watcher: Told of every change.
+        budget: Counts pushes.
+        ranks: Knows the decode ranks, and sends messages to them.
+        admission: Decides which instance the room belongs to.
+        in_flight: Uses for which writes may be in flight after their room is over.
+        siblings: The other ranks of this link's own instance.
+        to: The decode instance that the engine named, if it named one.
+
+    Attributes:
+        standings: How the room stands on the other ranks; ``None`` before the engine asks.
+        begun: Whether the control thread knows the room.
+        turned_away: The last decode instance that asked for the room, and for which it is not; empty for none.
+    """
+
+    role = "prefill"
+    standings: Standings | None = None
+    begun = False
+    turned_away = ""
+    _pushes = 0
+    _complete = False
+    _agreed = False
+    """Whether the contents that both sides have stated so far are the same."""
+    _first: Delivery | None = None
+    """The first of the deliveries."""
+
+    def __init__(
+        self,
+        context: Context,
+        watcher: RoomWatcher,
+        budget: PushBudget,
+        ranks: DecodeRanks,
+        admission: Admission,
+        in_flight: UsesInFlight,
+        siblings: OtherRanks,
+        *,
+        room: int,
+        tokens: int | None,
+        deadline: float | None,
+        attempt: int,
+        to: To | None,
+    ) -> None:
+        super().__init__(context, watcher, room, tokens, deadline, attempt)
+        self._asks_tokens = tokens is None
+        """Whether decode says how many tokens the request has (N)."""
+        self.to = to
+        self._budget = budget
+        self._ranks = ranks
+        self._admission = admission
+        self._in_flight = in_flight
+        self._siblings = siblings
+        self._deliveries: dict[str, Delivery] = {}
+        self._queue: deque[Push] = deque()
+        self._carriers: dict[str, str] = {}
+        """The transport that carried the bytes to a destination, by its link name, once they all are there."""
+        self._items: list[Mapping[str, Items]] = []
+        """What was pushed: for each push, the items per component."""
+
+    # The other ranks of this link's own instance.
+
+    def step(self, status: Status) -> bool:
+        """See `RoomState.step`. Tells the other ranks that asked."""
+        taken = super().step(status)
+        if taken and self._siblings.listen:
+            self._siblings.changed(self)
+        return taken
+
+    def everywhere(self) -> Status:
+        """The least status of the room on all ranks of this instance. A thread of the engine.
+
+        Raises:
+            ConfigError: The addresses of the other ranks are not known.
+        """
+        if not self._siblings.count:
+            return self.status
+        if self.standings is None:
+            self._siblings.check()
+            self.standings = Standings(self._siblings.count)
+            self.context.post(lambda: self._siblings.ask(self))
+        return self.standings.least(self.status)
+
+    # The instance that the room belongs to.
+
+    def begin(self) -> bool:
+        """Note that the control thread knows the room. Returns whether that is new, and the room has not ended."""
+        first, self.begun = not self.begun, True
+        return first and self.status not in ENDED
+
+    @property
+    def bound(self) -> bool:
+        """Whether the room belongs to a decode instance."""
+        return bool(self._deliveries)
+
+    @property
+    def deliveries(self) -> list[Delivery]:
+        """One for each rank of the instance that the room belongs to. Any thread."""
+        return list(self._deliveries.values())
+
+    def delivery_to(self, peer: str) -> Delivery | None:
+        """The delivery to a rank, if the room belongs to its instance."""
+        return self._deliveries.get(peer)
+
+    def bind(self, asked: Sequence[tuple[DecodeRank, wire.Request]]) -> tuple[Reason, PeerInfo] | None:
+        """Make a delivery for each rank that asked for the room.
+
+        If that fails, returns why, and the rank that it is about. The caller then fails the room.
+        """
+        opened: list[Delivery] = []
+        first = asked[0][1]
+        tokens = self.tokens
+        if tokens is None:
+            tokens = next((request.tokens for _, request in asked if not request.least), None)
+        if tokens is None:
+            what = "nobody says how many tokens the request has"
+            cause = f"prefill takes that from decode, and decode knows its pages only: {first.least} to {first.tokens}"
+            hint = "pass tokens to send() or to receive()"
+            return self.reason_for("room.tokens", what, cause, hint), asked[0][0].info
+        agreed = True
+        for rank, request in asked:
+            try:
+                if request.content != self.content:
+                    agreed = False
+                    # The engine may state the content later, but before its first push.
+                    if self.content or self._pushes:
+                        raise differing(self.content, request.content)
+                delivery = Delivery.of(self.context, rank, request, tokens)
+                opened.append(delivery)
+                if request.prefix != first.prefix:
+                    raise MismatchError(
+                        "the decode ranks of one room disagree on the prefix",
+                        cause=f"{first.prefix} and {request.prefix}",
+                        code="room.prefix",
+                    )
+                delivery.open_hooks()
+            except BaseException as error:  # also a defect of a strategy, whose hooks are made and opened here
+                for each in opened:
+                    each.cancel()
+                    each.release()
+                reason = reason_of(error, room=self.room, peer=rank.name, backend=self.context.backend.name)
+                return reason, rank.info
+        for each in opened:
+            self._deliveries[each.rank.name] = each
+        self._first = opened[0]
+        self._agreed = agreed
+        self.tokens = tokens
+        self.prefix = first.prefix
+        return None
+
+    def content_stated(self) -> None:
+        """See `RoomState.content_stated`."""
+        if self.status not in ENDED:
+            self._agree()
+
+    def _agree(self) -> bool:
+        """Whether both sides have stated the same content; if not, the room fails."""
+        for delivery in self._deliveries.values():
+            if delivery.request.content != self.content:
+                peer, backend = delivery.rank.name, self.context.backend.name
+                error = differing(self.content, delivery.request.content)
+                self.fail(reason_of(error, room=self.room, peer=peer, backend=backend))
+                return False
+        self._agreed = True
+        return True
+
+    def serve(self) -> None:
+        """Begin to send to the ranks that the room belongs to."""
+        self.step(Status.WAITING)
+        if not self._asks_tokens or all(self._ends_right(push) for push in list(self._queue)):
+            self._pump()
+
+    # Pushes.
+
+    def _ends_right(self, push: Push) -> bool:
+        """Whether a push fits decode's N, where prefill's engine did not know it; if not, the room fails."""
+        tokens, end = self.tokens, push.span[1]
+        if not self._asks_tokens or tokens is None or (end == tokens if push.last else end <= tokens):
+            return True
+        what, which = "the two sides disagree on the number of tokens", "the last push" if push.last else "a push"
+        self.fail(self.reason_for("room.tokens", what, f"{which} ends at {end} on prefill, {tokens} on decode"))
+        return False
+
+    def pushed(self, push: Push) -> None:
+        """Take a push of the engine. Runs on the control thread, after `name_memory` on the engine's."""
+        self._take_named()
+        self._pushes += 1
+        self._complete = push.last
+        self._items.append(push.items)
+        if self.status in ENDED:  # it failed in the meantime
+            self._budget.count_pushes(-1)
+            self.update_quiesced()
+            return
+        self._queue.append(push)  # `name_memory` has noted already that the memory is in use
+        if self._deliveries and self._ends_right(push):
+            self._pump()
+
+    def _pump(self) -> None:
+        """Send what is queued, in order, once every destination has asked."""
+        while self._queue and self.status in (Status.WAITING, Status.TRANSFERRING):
+            if not self._agreed and not self._agree():
+                return
+            push = self._queue[0]
+            if push.ready is not None and not self._is_ready(push.ready, self._pump):
+                return
+            self._queue.popleft()
+            self.step(Status.TRANSFERRING)
+            if len(self._deliveries) > 1:
+                self._budget.count_pushes(len(self._deliveries) - 1)  # one for each destination now
+            for delivery in self._deliveries.values():
+                delivery.start(push, self._moved_push)
+
+    def _moved_push(self, delivery: Delivery, pushed: Pushed) -> None:
+        """A push is visible at a destination, or failed. Control thread."""
+        self._budget.count_pushes(-1)
+        moving = pushed.moving
+        if delivery.take(pushed):
+            self._in_flight.add(delivery.use)
+        self._count_moved(pushed.moved)
+        if moving.reason is not None:
+            named = {
+                "room": str(self.room),
+                "peer": delivery.rank.name,
+                "component": ", ".join(pushed.granules),
+                **moving.reason.who,
+            }
+            who = {key: value for key, value in named.items() if value}
+            reason = moving.reason
+            self.fail(Reason(reason.code, reason.what, who, reason.cause, reason.hint))
+        elif self.status is Status.TRANSFERRING and not moving.pending:
+            if delivery is self._first:
+                self._chunks += 1
+            if pushed.push.last:
+                finished = delivery.finish(pushed)
+                self._carriers[delivery.rank.name] = finished.transport
+                self._ranks.send(finished)
+            else:
+                self._ranks.send(delivery.chunk(pushed))
+        self._after_change()
+
+    # What decode says.
+
+    def accepted(self, delivery: Delivery) -> None:
+        """A destination has everything from every prefill rank."""
+        if not delivery.finished:
+            return
+        delivery.accept()
+        for each in self._deliveries.values():
+            if not each.accepted:
+                return
+        self.step(Status.SUCCEEDED)
+        self.update_quiesced()
+
+    def note(self, delivery: Delivery, component: str, payload: bytes) -> None:
+        """Give a send hook the message of its counterpart."""
+        delivery.note(component, payload, self.fail)
+
+    def given_up(self, delivery: Delivery, reason: Reason) -> None:
+        """A destination has failed the room."""
+        had_drained = delivery.drained
+        self.fail(reason)  # this sends Drained once nothing is in flight to the destination
+        if had_drained:
+            self._ranks.send(delivery.say_drained())  # the first Drained may have been lost: repeat it
+
+    def rank_lost(self, rank: DecodeRank, why: str) -> None:
+        """A decode rank was lost: the room fails, unless that rank has everything."""
+        delivery = self._deliveries.get(rank.name)
+        if delivery is not None and not delivery.accepted:
+            self.fail(self.reason_for("peer.lost", "decode was lost", why, peer=rank.name))
+
+    def look_for_exits(self) -> None:
+        """Look whether the processes of destinations have ended: then nothing is in flight to them any more."""
+        exited = [each for each in self._deliveries.values() if each.note_exit()]
+        for delivery in exited:
+            self._in_flight.discard(delivery.use)
+        if exited:
+            self._after_change()
+
+    # The end.
+
+    def fail(self, reason: Reason) -> None:
+        """See `RoomState.fail`. Sends Failed to every destination, and stops the transfers."""
+        self.fail_known(reason, {}, 0)
+
+    def fail_known(self, reason: Reason, informed: Mapping[str, str], ranks: int) -> None:
+        """The same as `fail`, where some decode ranks know of the end already.
+
+        Args:
+            reason: Why the room fails.
+            informed: Link names of the ranks that know, with their instances.
+            ranks: How many ranks of their instance have to know.
+        """
+        ended = self._end_in_failure(reason)
+        if ended is None:
+            return
+        self._budget.count_pushes(-len(self._queue))
+        self._queue.clear()
+        for delivery in self._deliveries.values():
+            delivery.cancel()
+            self._ranks.send(delivery.say_failed(ended))
+        if not self._deliveries:
+            self._admission.ended(self, ended, informed, ranks)
+        self._after_change()
+
+    def abort(self, why: str) -> None:
+        """See `RoomState.abort`."""
+        self.fail(self.reason_for("room.aborted", "prefill aborted the request", why))
+
+    def expire(self) -> None:
+        """See `RoomState.expire`."""
+        cause, hint = f"it still waits for {self.waits_for()}", ""
+        if self.status is Status.BOOTSTRAPPING:
+            cause = self._admission.unasked(self)
+            rendezvous = self.context.rendezvous
+            # A decode rank that is connected has found this one: the directory is not why it did not ask.
+            if not self._ranks.known and isinstance(rendezvous, Explaining):
+                why, hint = rendezvous.explain(None)
+                cause += f"; {why}" if why else ""
+        elif self._pushes and not self._complete and not self._queue:
+            hint = "a push with layers=, and one that ends before N, is not the last one, unless it says last=True"
+        hooks = (
+            (f"{key}: {name}", hook) for key, each in self._deliveries.items() for name, hook in each.hooks.items()
+        )
+        cause += hooks_wait_for(hooks)
+        self.fail(self.reason_for("room.deadline", "a room passed its deadline on prefill", cause, hint))
+
+    def _after_change(self) -> None:
+        """Send Drained to destinations of a failed room, once nothing is in flight to them, and update quiescence."""
+        failed = self.status is Status.FAILED
+        for delivery in self._deliveries.values():
+            delivery.look_after(self._looked_after)
+            if not failed:
+                continue
+            if not delivery.in_flight(Side.TARGET) and not delivery.drained:
+                self._ranks.send(delivery.say_drained())
+            if not delivery.in_flight(Side.SOURCE):
+                delivery.release()
+        self.update_quiesced()
+
+    def _looked_after(self, delivery: Delivery) -> None:
+        """Transfers that a failed room left behind were polled. Control thread."""
+        if Side.TARGET in delivery.unsettled and not delivery.exited:
+            self._in_flight.add(delivery.use)
+        else:
+            self._in_flight.discard(delivery.use)
+        self._after_change()
+
+    def update_quiesced(self) -> None:
+        """See `RoomState.update_quiesced`."""
+        ended = self.status in ENDED
+        unread = ended or bool(self._deliveries)
+        for each in self._deliveries.values():
+            # What runs is in flight on each side. What does not is in flight only if it is not settled.
+            if not (ended or each.finished) or each.running or (each.unsettled and each.in_flight(Side.SOURCE)):
+                unread = False
+                break
+        self._set_quiesced(not self._pushes or unread)
+        if ended:
+            self._watcher.forget(self)
+
+    # Words.
+
+    def peers(self) -> list[PeerInfo]:
+        """See `RoomState.peers`."""
+        return [delivery.rank.info for delivery in self.deliveries]
+
+    def transports(self) -> dict[str, str]:
+        """See `RoomState.transports`."""
+        return {delivery.rank.name: delivery.rank.transport() for delivery in self.deliveries}
+
+    def carried(self) -> list[tuple[str, str, int]]:
+        """See `RoomState.carried`."""
+        found = []
+        for delivery in self._deliveries.values():
+            carried = delivery.moved
+            if carried:
+                name = delivery.rank.name
+                transport = self._carriers[name] if name in self._carriers else delivery.rank.transport()
+                found += [(component, transport, moved.nbytes) for component, moved in carried.items()]
+        return found
+
+    def waits_for(self) -> str:
+        """See `RoomState.waits_for`."""
+        deliveries = self.deliveries
+        if not deliveries:
+            missing = self._admission.missing(self)
+            if missing is None:
+                return "decode's request"
+            return f"the requests of {missing} more decode ranks" if missing else ""
+        if self._queue:
+            return "the engine's ready event"
+        if not self._complete:
+            named = {name for items in self._items for name in items}
+            lacking = [each.name for each in self.context.inventory.components if each.name not in named]
+            push = "the engine's last push" if self._pushes else "the engine's first push"
+            return push + (f", with {', '.join(lacking)}" if lacking else "")
+        return "; ".join(filter(None, (each.waits_for() for each in deliveries)))
+
+    def refusal(self) -> str:
+        """See `RoomState.refusal`."""
+        return self._admission.refusal(self) if self.status is Status.BOOTSTRAPPING else ""
+
+    def quiet_within(self) -> float | None:
+        """See `RoomState.quiet_within`. Nobody bounds how long a transfer takes that was given to a library."""
+        return None
+
+    def held(self) -> tuple[int, str]:
+        """See `RoomState.held`."""
+        named: dict[str, list[Items]] = {}
+        for items in list(self._items):  # the control thread may be adding
+            for name, piece in items.items():
+                named.setdefault(name, []).append(piece)
+        counts = {
+            name: len(np.unique(np.concatenate([piece.ids for piece in pieces]))) for name, pieces in named.items()
+        }
+        nbytes = self.bytes_of(counts)
+        for delivery in self.deliveries:
+            if Side.SOURCE in delivery.unsettled:
+                return nbytes, delivery.unsettled[Side.SOURCE]
+        return nbytes, "transfers are in flight"

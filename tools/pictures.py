@@ -132,7 +132,7 @@ STEPS = [
     Step("dl", "dd", "receive hooks, verify"),
     Step("dd", "dl", "complete"),
     Step("dl", "dl", "status: succeeded, quiesced"),
-    Step("dl", "pl", "Accepted"),
+    Step("dl", "pl", "Received"),
     Step("pl", "pl", "status: succeeded, quiesced"),
 ]
 PITCH, STEP, HEAD = 150, 30, 56

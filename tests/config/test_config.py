@@ -62,7 +62,7 @@ def test_each_variable_wins_over_its_key_of_the_file(toml: Path) -> None:
         "STATELINK_PEERS": '{"prefill-0": ["tcp://10.0.0.4:1"]}',
         "STATELINK_OPTIONS": '{"port": 5}',
         "STATELINK_INSPECT": "false",
-        "STATELINK_RELEASE_AFTER": "2.5",
+        "STATELINK_TAKE_BACK_AFTER": "2.5",
         "STATELINK_REQUIRE": "rdma",
         "STATELINK_ADVERTISE": "",
     }
@@ -76,7 +76,7 @@ def test_each_variable_wins_over_its_key_of_the_file(toml: Path) -> None:
         peers={"prefill-0": ("tcp://10.0.0.4:1",)},
         options={"port": 5},
         inspect=False,
-        release_after=2.5,
+        take_back_after=2.5,
         require=("rdma",),
     )
     assert given.origin("backend") == {"file": str(toml)}
@@ -142,7 +142,7 @@ def test_an_unknown_key_of_a_file_is_named_with_the_file(toml: Path) -> None:
         ('threads = "3"', "config.type", "threads: a whole number is expected, got '3'"),
         ("deadline = true", "config.type", "deadline: a number is expected, got True"),
         ('staging = { ring_bytes = "1" }', "config.type", "staging.ring_bytes: a whole number is expected, got '1'"),
-        ('release_after = "3"', "config.type", "release_after: a number is expected, got '3'"),
+        ('take_back_after = "3"', "config.type", "take_back_after: a number is expected, got '3'"),
         ("keys = { secret = [1] }", "config.type", "keys.secret: text is expected, got a list"),
         ("threads = 0", "config", "threads must be above zero"),
         ("liveness = 0.5", "config", "liveness must be at least twice the heartbeat"),

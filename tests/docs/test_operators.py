@@ -92,7 +92,7 @@ def test_the_steps_for_memory_in_quarantine_name_what_is_there() -> None:
     keys = words(section("operate.md", "What is it doing: `statelink inspect`")) | set(LinkConfig.__struct_fields__)
     metrics = words((DOCS / "metrics.md").read_text())
     named = words(section("production.md", "Memory in quarantine"))
-    assert {"quarantined", "quarantined_bytes", "oldest", "holds", "heard", "release_after"} <= named
+    assert {"quarantined", "quarantined_bytes", "oldest", "holds", "heard", "take_back_after"} <= named
     assert {word.rpartition(".")[2] for word in named} - keys - metrics == set()
 
 

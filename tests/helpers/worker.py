@@ -46,7 +46,7 @@ class Seen:
     quiesced: bool
     prefix: int | None
     report: RoomReport
-    given_back: bool
+    taken_back: bool
     quiet_by: float | None
 
 
@@ -124,7 +124,7 @@ class Host:
 
     def see(self, number: int) -> Seen:
         room = self.rooms[number]
-        how = (room.quiesced, room.prefix, room.report, room.given_back, room.quiet_by)
+        how = (room.quiesced, room.prefix, room.report, room.taken_back, room.quiet_by)
         return Seen(room.poll(), room.reason, *how)
 
     def reach(self, number: int, status: statelink.Status, timeout: float) -> Seen:

@@ -36,7 +36,7 @@ def request() -> Iterator[tuple[statelink.Room, statelink.Room]]:
         sending.push({"kv": [0, 1]})
         yield receiving, sending
         for room in (receiving, sending):
-            room.release("the test is over")
+            room.take_back("the test is over")
 
 
 def failed(room: statelink.Room) -> Reason:

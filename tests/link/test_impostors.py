@@ -68,7 +68,7 @@ def test_an_honest_one(pair: Pair, decode: FakeDecode) -> None:
     finished = decode.hear(wire.Finished)
     assert finished.chunks == 2
     assert sending.see().status is Status.TRANSFERRING, "not before decode says that it has everything"
-    decode.say(wire.Accepted(**use(decode, case, 3)))
+    decode.say(wire.Received(**use(decode, case, 3)))
     sending.succeeded()
     carry([pair.prefill.memory], expected, case)
     assert decode.memory.differences(expected) == []
@@ -252,8 +252,8 @@ def test_what_prefill_does_not_fall_for(pair: Pair, decode: FakeDecode) -> None:
     decode.say(decode.request(case, 5))
     sending = pair.send(case)
     sending.reach(Status.WAITING)
-    decode.say(wire.Accepted(**use(decode, case, 5)))  # before anything was sent
-    decode.say(wire.Accepted(**use(decode, case, 4)))
+    decode.say(wire.Received(**use(decode, case, 5)))  # before anything was sent
+    decode.say(wire.Received(**use(decode, case, 4)))
     decode.say(decode.request(case, 5))  # twice
     decode.say(wire.Failed(**use(decode, case, 4), reason=Reason("x", "an earlier use of the room")))
     assert decode.hear(wire.Drained).generation == 4
@@ -265,11 +265,11 @@ def test_what_prefill_does_not_fall_for(pair: Pair, decode: FakeDecode) -> None:
     assert decode.memory.differences(before) == []
     pair.push(sending, case)
     decode.hear(wire.Finished)
-    decode.say(wire.Accepted(**use(decode, case, 6)))
+    decode.say(wire.Received(**use(decode, case, 6)))
     decode.say(wire.Ping(sender=decode.name, to=pair.prefill.name))
     decode.hear(wire.Pong)
     assert sending.see().status is Status.TRANSFERRING
-    decode.say(wire.Accepted(**use(decode, case, 5)))
+    decode.say(wire.Received(**use(decode, case, 5)))
     sending.succeeded()
     pair.done(case)
 
@@ -352,7 +352,7 @@ def test_what_decode_does_not_fall_for(pair: Pair, prefill: FakePrefill) -> None
         wire.Attached(sender=prefill.name, to=prefill.peer, digest=bytes(16)),
         wire.Failed(**{**use(prefill, case, request.generation + 1)}, reason=Reason("x", "an earlier use")),
         wire.Drained(**use(prefill, case, request.generation + 1)),
-        wire.Accepted(**use(prefill, case, request.generation)),
+        wire.Received(**use(prefill, case, request.generation)),
         wire.Chunk(
             **use(prefill, case, request.generation),
             number=2**62,
@@ -365,11 +365,11 @@ def test_what_decode_does_not_fall_for(pair: Pair, prefill: FakePrefill) -> None
     for frames in ([b"finished", b"\x80"], [b"failed", b"\xff"], [b"x"]):
         prefill.say_raw(frames)
     prefill.say(wire.Ping(sender=prefill.name, to=prefill.peer))
-    assert prefill.silent(wire.Accepted)
+    assert prefill.silent(wire.Received)
     assert receiving.see().status in (Status.WAITING, Status.TRANSFERRING)
     assert receiving.see().reason is None
     prefill.say(right)
-    assert prefill.hear(wire.Accepted).generation == request.generation
+    assert prefill.hear(wire.Received).generation == request.generation
     receiving.succeeded()
     prefill.say(right)  # and once more, and too late
     prefill.say(wire.Failed(**use(prefill, case, request.generation), reason=Reason("x", "too late")))

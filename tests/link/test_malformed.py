@@ -45,7 +45,7 @@ def examples(link: LinkHandle, name: str) -> list[list[bytes]]:
         wire.Request(**use, tokens=200, prefix=0, items=items, prepared={"kv": b"x"}),
         wire.Chunk(**use, number=0, granules={"kv": (0, 3)}, layers=(0, 2), nbytes=77),
         wire.Finished(**use, digest=bytes(16), moved={"kv": Moved(1, 2)}, chunks=1),
-        wire.Accepted(**use),
+        wire.Received(**use),
         wire.Failed(**use, reason=why),
         wire.Drained(**use),
         wire.Note(**use, component="kv", payload=b"hello"),

@@ -234,7 +234,7 @@ def test_an_honest_prefill(made: Pair, prefill: FakePrefill) -> None:
         writer.stage(number, tiles)
         writer.say(written(number, None, list(tiles)))
     writer.finished()
-    prefill.hear(wire.Accepted)
+    prefill.hear(wire.Received)
     writer.receiving.succeeded()
     carry([prefill.memory], made.expected, writer.case)
     made.done(writer.case)

@@ -102,11 +102,11 @@ def test_memory_that_is_not_quiet_is_in_the_way(two_engines: TwoEngines) -> None
         with pytest.raises(RoomError, match=f"rooms {case.room} have ended, and transfers of theirs") as caught:
             made.prefill.suspend(0.3)
         assert caught.value.code == "room.unfinished"
-        sending.release("it is needed")
+        sending.take_back("it is needed")
     if two_engines.backend != "tcp":
         with pytest.raises(RoomError, match=f"rooms {case.room} have ended, and transfers of theirs"):
             made.decode.suspend(0.3)
-        receiving.release("it is needed")
+        receiving.take_back("it is needed")
     made.decode.suspend()
     made.decode.resume()
     two_engines.prefill.run(FAULTY, "heal")

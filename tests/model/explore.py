@@ -172,8 +172,8 @@ def take_back(world: World, rng: random.Random) -> None:
         waiting = [held for held in process.held.values() if held.ended is not None and not held.handle.quiesced]
         if waiting and process.alive and not process.paused:
             held = rng.choice(waiting)
-            held.handle.release()
-            world.counts["taken back"] += held.handle.given_back
+            held.handle.take_back()
+            world.counts["taken back"] += held.handle.taken_back
 
 
 def explore(steps: int, seed: int, *, staged: bool = False) -> Counter[str]:

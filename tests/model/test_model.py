@@ -274,7 +274,7 @@ class Stranger:
                 wire.Request(**use, tokens=6, prefix=0),
                 wire.Failed(**use, reason=Reason("room.aborted", "it is mine")),
                 wire.Drained(**use, met=1),
-                wire.Accepted(**use),
+                wire.Received(**use),
                 wire.Note(**use, component="kv", payload=b""),
             )
         )

@@ -226,4 +226,4 @@ def test_instances_come_go_and_change_roles_while_rooms_flow(fleet: Fleet) -> No
         assert fleet.engines[name].call("take_errors") == []
     for member in fleet.members.values():
         seen = member.link.snapshot()
-        assert (seen["quarantined"], seen["given_back"]) == ([], []), seen
+        assert (seen["quarantined"], seen["taken_back"]) == ([], []), seen

@@ -173,7 +173,7 @@ def test_counters_begin_at_zero_where_their_labels_are_known() -> None:
     """Prometheus sees no increase in the first sample of a series. Codes of failures are not known beforehand."""
     with two(prometheus={}):
         found = exposed()
-    for name, labels in (("rooms", ("role", "outcome", "reason")), ("given_back_rooms", ("role", "by"))):
+    for name, labels in (("rooms", ("role", "outcome", "reason")), ("taken_back_rooms", ("role", "by"))):
         samples = [each for each in found[f"statelink_{name}"].samples if each.name.endswith("_total")]
         assert {each.value for each in samples} == {0}
         shown = {tuple(each.labels[label] for label in labels) for each in samples}
@@ -181,7 +181,7 @@ def test_counters_begin_at_zero_where_their_labels_are_known() -> None:
             shown
             == {
                 "rooms": {("prefill", "succeeded", ""), ("decode", "succeeded", "")},
-                "given_back_rooms": {("prefill", "engine"), ("decode", "engine"), ("decode", "release_after")},
+                "taken_back_rooms": {("prefill", "engine"), ("decode", "engine"), ("decode", "take_back_after")},
             }[name]
         )
 

@@ -87,7 +87,7 @@ def messages() -> dict[str, wire.Message]:
         ),
         wire.Chunk(**USE, number=3, granules={"kv": (4, 9)}, layers=(0, 12), nbytes=1 << 40),
         wire.Finished(**USE, digest=b"\x01" * 16, moved={"kv": Moved(1 << 40, 77)}, chunks=4, tokens=1 << 40),
-        wire.Accepted(**USE),
+        wire.Received(**USE),
         wire.Failed(**USE, reason=REASON, attempt=3, met=(1 << 63) - 1),
         wire.Drained(**USE, met=(1 << 63) - 1),
         wire.Keep(**LINK, room=(1 << 64) - 1, attempt=3, lease_ms=120_000),

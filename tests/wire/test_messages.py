@@ -149,7 +149,7 @@ def test_a_message_has_a_largest_size() -> None:
 
 def test_a_value_that_no_frame_can_hold_is_one_error() -> None:
     with pytest.raises(WireError) as caught:
-        wire.encode(wire.Accepted(sender="a", room=1 << 64, generation=0))
+        wire.encode(wire.Received(sender="a", room=1 << 64, generation=0))
     assert caught.value.code == "wire.encode"
 
 

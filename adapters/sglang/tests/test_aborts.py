@@ -221,7 +221,7 @@ class _Read:
 
     def abort(self, why: str) -> None: ...
 
-    def release(self, why: str) -> None:
+    def take_back(self, why: str) -> None:
         self.taken = why
 
 

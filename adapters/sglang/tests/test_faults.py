@@ -377,8 +377,8 @@ def test_pages_that_sglang_takes_back_while_they_are_read_are_counted_and_the_ro
     assert "prefill aborted the request" in pair.on(pair.decode, "reason", room)
     assert pair.on(pair.decode, "release", room, 30.0) < 30.0
     pair.end(room)
-    assert pair.on(pair.prefill, "given_back") == {"prefill": {"engine": 1}}
-    assert pair.on(pair.decode, "given_back") == {}
+    assert pair.on(pair.prefill, "taken_back") == {"prefill": {"engine": 1}}
+    assert pair.on(pair.decode, "taken_back") == {}
     pair.ordinary(room=room)
     two.prefill.call("plain", "faulty_backends", "heal")
     pair.ordinary()

@@ -113,7 +113,7 @@ class _Used:
 
     def wait(self, timeout: float, *, quiesced: bool) -> None: ...
 
-    def release(self, why: str) -> None:
+    def take_back(self, why: str) -> None:
         self.taken = why
 
 

@@ -331,7 +331,7 @@ class _Written:
 
     def close(self) -> None: ...
 
-    def release(self, why: str) -> None:
+    def take_back(self, why: str) -> None:
         self.taken = why
 
 

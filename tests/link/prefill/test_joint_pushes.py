@@ -218,8 +218,8 @@ def test_a_defect_of_the_backend_keeps_the_memory_of_all(rooms: Rooms, library: 
         reason = rooms.failed(room)
         assert (reason.code, reason.cause) == ("backend.defect", "a defect of this backend")
         assert not rooms.sending[room].quiesced
-        rooms.sending[room].release("the test is over")
-        rooms.receiving[room].release("the test is over")
+        rooms.sending[room].take_back("the test is over")
+        rooms.receiving[room].take_back("the test is over")
 
 
 @pytest.mark.parametrize("cut", [1, 8])

@@ -217,7 +217,7 @@ class Manager(BaseKVManager):
         for room in self._abort_rooms(why):
             room.wait(max(0.0, until - time.monotonic()), quiesced=True)
             if not room.quiesced:
-                room.release(why)
+                room.take_back(why)
         self._held.clear()
         if not made:
             log.error(
@@ -331,7 +331,7 @@ class Manager(BaseKVManager):
         if others:
             self._held[room] = others
         if len(others) < len(held) and not receiving.quiesced:
-            receiving.release("SGLang's time limit for the pages of a failed request is over")
+            receiving.take_back("SGLang's time limit for the pages of a failed request is over")
 
     # What SGLang asks for besides.
 

@@ -251,7 +251,7 @@ class Sender(Transfer, BaseKVSender):
         finally:
             room = self._room
             if room is not None and not self._quiet:
-                room.release("SGLang takes the pages of a failed request back")
+                room.take_back("SGLang takes the pages of a failed request back")
 
     def get_transfer_metric(self) -> Any:
         """Seconds from the first chunk until decode had everything, and the bytes that this rank moved."""

@@ -172,10 +172,10 @@ class Rank(Memory):
         transfer.clear()
         return time.monotonic() - began
 
-    def given_back(self) -> dict[str, dict[str, int]]:
+    def taken_back(self) -> dict[str, dict[str, int]]:
         """How often memory was taken back without proof, by role and by whom, as soon as the link knows of any."""
         end = time.monotonic() + 2.0
-        while not (found := self.manager.link.snapshot()["totals"]["given_back"]) and time.monotonic() < end:
+        while not (found := self.manager.link.snapshot()["totals"]["taken_back"]) and time.monotonic() < end:
             time.sleep(PAUSE)
         return dict(found)
 

@@ -17,7 +17,7 @@ from ._words import counted, duration, size
 
 __all__ = ["inspect"]
 
-NOT_QUEUED = frozenset({"tombstones", "gone", "seen", "unmet", "given_back", "changes_dropped"})
+NOT_QUEUED = frozenset({"tombstones", "gone", "seen", "unmet", "taken_back", "changes_dropped"})
 """Keys of the load that count records of earlier rooms, which wait for nothing."""
 
 NARROWEST = 6

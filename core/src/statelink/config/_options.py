@@ -108,7 +108,7 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         deadline: Seconds that a room may take on one side. A room can have a deadline of its own.
         heartbeat: Seconds between signs of life.
         liveness: Seconds of silence after which a peer counts as lost. After half of that it gets no new rooms.
-        release_after: Seconds after which decode gives back the memory of a failed room without proof that it has
+        take_back_after: Seconds after which decode gives back the memory of a failed room without proof that it has
             quiesced. ``None``, the default, waits for proof, because silence never proves death.
         verify: ``digest`` compares a digest of every component, as sent and as arrived, before a room succeeds. It
             needs host memory, ``statelink[verify]``, and the same setting on both sides. ``off``, the default, costs
@@ -143,7 +143,7 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     deadline: float = 120.0
     heartbeat: float = 1.0
     liveness: float = 10.0
-    release_after: float | None = None
+    take_back_after: float | None = None
     verify: Literal["off", "digest"] = "off"
     staging: Staging | None = None
     telemetry: dict[str, dict[str, Any]] = {}
@@ -167,8 +167,8 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if self.etcd is not None and not self.rendezvous.startswith(("etcd://", "etcds://")):
             cause = f"'rendezvous' is {self.rendezvous!r:.80}, not an address of etcd"
             raise ConfigError("options for etcd are configured", cause=cause, hint="write etcd://host:port")
-        if self.release_after is not None and not self.release_after > 0:
-            raise ConfigError("release_after must be above zero", cause=f"got {shown(self.release_after)}")
+        if self.take_back_after is not None and not self.take_back_after > 0:
+            raise ConfigError("take_back_after must be above zero", cause=f"got {shown(self.take_back_after)}")
         if self.liveness < 2 * self.heartbeat:
             raise ConfigError(
                 "liveness must be at least twice the heartbeat",

@@ -117,7 +117,7 @@ class Context:
         """See `Link.quiet_within`. Any thread."""
         if self.fencing is not None:
             return self.config.liveness
-        after = self.config.release_after
+        after = self.config.take_back_after
         return None if after is None else max(after, self.config.liveness)
 
     def check_process(self) -> None:

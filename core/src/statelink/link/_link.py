@@ -111,7 +111,7 @@ class Link:
 
         There is a bound where the memory's owner can stop writes alone (a fence of the backend, as of ``tcp``). Then
         only this process's own threads have work to do, and the bound is 'liveness'. Elsewhere a writer that is lost
-        may write at any time, unless 'release_after' is set. For prefill's memory there is no bound.
+        may write at any time, unless 'take_back_after' is set. For prefill's memory there is no bound.
         """
         return self._context.quiet_within if self._decode is not None else None
 
@@ -320,8 +320,8 @@ class Link:
 
         Raises:
             RoomError: A room has not ended, or its memory has not quiesced in time (``room.unfinished``): see
-                `Room.abort` and `Room.release`. Or the link's control thread is late, or ``timeout`` is no number. The
-                link goes on as before.
+                `Room.abort` and `Room.take_back`. Or the link's control thread is late, or ``timeout`` is no number.
+                The link goes on as before.
             TransferError: The backend could not unregister the memory in time. The memory may still be registered, and
                 the link is suspended: only `resume` and `close` help.
             ClosedError: The link is closed.

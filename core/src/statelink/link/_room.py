@@ -126,14 +126,14 @@ class Room:
 
         True before anything was named, false while a transfer may touch it, true again once every transfer has ended
         or was fenced. A failed room may quiesce later than it ends. A timeout never makes a room quiesced, unless the
-        operator set 'release_after'. `given_back` says whether it is true by somebody's choice, without proof.
+        operator set 'take_back_after'. `taken_back` says whether it is true by somebody's choice, without proof.
         """
         return self._state.quiesced
 
     @property
-    def given_back(self) -> bool:
-        """Whether memory was given back without proof, by `release` or by the operator's 'release_after'."""
-        return self._state.given_back
+    def taken_back(self) -> bool:
+        """Whether memory was taken back without proof, by `take_back` or by the operator's 'take_back_after'."""
+        return self._state.taken_back
 
     @property
     def quiet_by(self) -> float | None:
@@ -194,24 +194,24 @@ class Room:
             said = words(why)
             state.context.post(lambda: state.abort(said))
 
-    def release(self, why: str = "the engine needs it") -> None:
+    def take_back(self, why: str = "the engine needs it") -> None:
         """Take the memory of the room back, although nobody has proven that nothing touches it. Does not block.
 
         For an engine that uses the memory of a failed request again whatever happens. The room is aborted if it has not
-        ended. Then `quiesced` and `given_back` are true, the id may be used again, and the room no longer counts for
+        ended. Then `quiesced` and `taken_back` are true, the id may be used again, and the room no longer counts for
         'max_rooms'. All of this holds when this call returns, unless the room had not ended, or a strategy's hook is at
         work on the memory in this process: then it holds soon. The link logs and counts it.
 
         On decode, bytes of this request may still be written to the memory while another request uses it. On prefill,
         bytes of another request may be sent in place of this one's. Decode's room has failed, so nobody uses them.
-        Only the engine's memory is given back: space in staging rings stays quarantined until there is proof. It does
+        Only the engine's memory is taken back: space in staging rings stays quarantined until there is proof. It does
         nothing if the memory has quiesced.
 
         Args:
             why: For the log, and for the reason of a room that had not ended.
         """
         self._state.context.check_process()
-        self._state.release(words(why))
+        self._state.take_back(words(why))
 
     def extend(self, seconds: float) -> None:
         """Set a new deadline: the room may take ``seconds`` from this call. Does not block.

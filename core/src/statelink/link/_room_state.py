@@ -48,8 +48,8 @@ class RoomWatcher(Protocol):
     def forget(self, state: RoomState) -> None:
         """Free the room's id, if the room has ended and quiesced by now."""
 
-    def given_back(self, state: RoomState, by: str) -> None:
-        """Memory was given back without proof: ``by`` is ``engine`` or ``release_after``."""
+    def taken_back(self, state: RoomState, by: str) -> None:
+        """Memory was taken back without proof: ``by`` is ``engine`` or ``take_back_after``."""
 
     def watch(self, state: RoomState) -> None:
         """Watch the room's deadline, which is new, or has changed."""
@@ -89,7 +89,7 @@ class RoomState:
         status: How far the room is.
         reason: Why the room failed; ``None`` while it has not failed.
         quiesced: Whether the memory that this side named may be reused.
-        proven: Whether there is proof of `quiesced`. If not, the memory was given back without proof.
+        proven: Whether there is proof of `quiesced`. If not, the memory was taken back without proof.
         nbytes: Bytes of the pushes that were moved so far.
         content: The content of the request, as this side's engine states it; empty while it has stated none. Threads
             of the engine set it, before they name memory.
@@ -148,8 +148,8 @@ class RoomState:
         self._moved: dict[str, Moved] = {}
 
     @property
-    def given_back(self) -> bool:
-        """Whether the memory was given back without proof that it has quiesced. Any thread."""
+    def taken_back(self) -> bool:
+        """Whether the memory was taken back without proof that it has quiesced. Any thread."""
         return self._taken or self._noted_release
 
     @property
@@ -325,9 +325,9 @@ class RoomState:
         elif self._release_why is not None:
             self._maybe_release()
 
-    # Memory that is given back without proof.
+    # Memory that is taken back without proof.
 
-    def release(self, why: str) -> None:
+    def take_back(self, why: str) -> None:
         """The engine takes the memory back. A thread of the engine.
 
         If the room has ended, and this process does not touch the memory, the id may be used again when this returns.
@@ -352,12 +352,12 @@ class RoomState:
         self._watcher.forget(self)
 
     def _note_release(self, by: str, why: str) -> None:
-        """Log and count, once, that the memory is given back. ``by`` is ``engine`` or ``release_after``."""
+        """Log and count, once, that the memory is given back. ``by`` is ``engine`` or ``take_back_after``."""
         if not self._noted_release:
             self._noted_release = True
             waits = self.held()[1]
-            log.warning("room %d: memory is given back without proof, by %s: %s; %s", self.room, by, why, waits)
-            self._watcher.given_back(self, by)
+            log.warning("room %d: memory is taken back without proof, by %s: %s; %s", self.room, by, why, waits)
+            self._watcher.taken_back(self, by)
 
     def _take_back(self) -> bool:
         """Count the memory as quiesced, unless this process may touch it. Returns whether it counts. Any thread."""

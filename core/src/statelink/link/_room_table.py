@@ -200,9 +200,9 @@ class RoomTable:
             elif self._unproven:
                 self._unproven.pop(state, None)
 
-    def given_back(self, state: RoomState, by: str) -> None:
+    def taken_back(self, state: RoomState, by: str) -> None:
         """Count a room whose memory was taken back without proof."""
-        self._totals.release(state, by)
+        self._totals.taken_back(state, by)
 
     # What the engine takes.
 
@@ -254,7 +254,7 @@ class RoomTable:
             "pushes": self._pushes,
             "changes": len(self._changes),
             "changes_dropped": self._changes_dropped,
-            "given_back": len(self._unproven),
+            "taken_back": len(self._unproven),
         }
 
 

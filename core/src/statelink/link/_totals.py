@@ -51,7 +51,7 @@ class Totals:
     def __init__(self) -> None:
         self._rooms: Counter[tuple[str, ...]] = Counter()
         self._nbytes: Counter[tuple[str, ...]] = Counter()
-        self._given_back: Counter[tuple[str, ...]] = Counter()
+        self._taken_back: Counter[tuple[str, ...]] = Counter()
         self._seconds: dict[str, tuple[Histogram, Histogram]] = {}
         """By role: how long rooms waited, and how long they took from then on."""
 
@@ -71,17 +71,17 @@ class Totals:
             for histogram, seconds in zip(self._seconds[role], room.durations(), strict=True):
                 histogram.add(seconds)
 
-    def release(self, room: RoomState, by: str) -> None:
+    def taken_back(self, room: RoomState, by: str) -> None:
         """Count a room whose memory was taken back without proof. Control thread."""
-        _count(self._given_back, (room.role, by), 1)
+        _count(self._taken_back, (room.role, by), 1)
 
     def snapshot(self) -> dict[str, Any]:
         """All of it as plain values, by role. Any thread."""
-        found: dict[str, Any] = {"rooms": {}, "bytes": {}, "given_back": {}, "seconds": {}, "bounds": list(BOUNDS)}
+        found: dict[str, Any] = {"rooms": {}, "bytes": {}, "taken_back": {}, "seconds": {}, "bounds": list(BOUNDS)}
         for (role, outcome), count in self._rooms.copy().items():
             found["rooms"].setdefault(role, {})[outcome] = count
-        for (role, by), count in self._given_back.copy().items():
-            found["given_back"].setdefault(role, {})[by] = count
+        for (role, by), count in self._taken_back.copy().items():
+            found["taken_back"].setdefault(role, {})[by] = count
         for (role, component, transport), nbytes in self._nbytes.copy().items():
             found["bytes"].setdefault(role, {}).setdefault(component, {})[transport] = nbytes
         for role, histograms in self._seconds.copy().items():

@@ -173,8 +173,8 @@ def families(snapshots: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     waits = ("waits_for",)
     quarantined = "Bytes of failed rooms that must not be used again yet."
     yield gauge("quarantined_bytes", quarantined, waits, lambda seen: _flat(seen["quarantined_bytes"]))
-    given_back = "Rooms whose memory was given back without proof."
-    yield counter("given_back_rooms", given_back, ("role", "by"), _given_back)
+    taken_back = "Rooms whose memory was taken back without proof."
+    yield counter("taken_back_rooms", taken_back, ("role", "by"), _taken_back)
     yield gauge("peers", "Peers by state.", ("state",), _peers)
     yield gauge("load", "What waits, and records of earlier rooms.", ("kind",), lambda seen: _flat(seen["load"]))
     dropped = "Frames that were dropped."
@@ -213,11 +213,11 @@ def _rooms(seen: Mapping[str, Any]) -> Rows:
             yield (role, "succeeded" if good else "failed", "" if good else outcome), count
 
 
-def _given_back(seen: Mapping[str, Any]) -> Rows:
-    """Also while there are none, for the same reason as `_rooms`. ``release_after`` is a setting of decode."""
+def _taken_back(seen: Mapping[str, Any]) -> Rows:
+    """Also while there are none, for the same reason as `_rooms`. ``take_back_after`` is a setting of decode."""
     for role in _roles(seen):
-        known = {"engine": 0, **({"release_after": 0} if role == "decode" else {})}
-        for by, count in {**known, **seen["totals"]["given_back"].get(role, {})}.items():
+        known = {"engine": 0, **({"take_back_after": 0} if role == "decode" else {})}
+        for by, count in {**known, **seen["totals"]["taken_back"].get(role, {})}.items():
             yield (role, by), count
 
 

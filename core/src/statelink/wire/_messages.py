@@ -19,7 +19,6 @@ from statelink.state import Inventory, StateType
 __all__ = [
     "KINDS",
     "MAX_UNMET",
-    "Accepted",
     "Attach",
     "Attached",
     "Bye",
@@ -37,6 +36,7 @@ __all__ = [
     "Ping",
     "Pong",
     "ProcessId",
+    "Received",
     "Refuse",
     "Request",
     "Standing",
@@ -283,7 +283,7 @@ class Finished(Message, frozen=True, kw_only=True):
     tokens: Tokens = 0
 
 
-class Accepted(Message, frozen=True, kw_only=True):
+class Received(Message, frozen=True, kw_only=True):
     """Decode has received everything from every source."""
 
     room: Room
@@ -422,7 +422,7 @@ KINDS: dict[bytes, type[Message]] = {
         Request,
         Chunk,
         Finished,
-        Accepted,
+        Received,
         Failed,
         Drained,
         Keep,

@@ -266,7 +266,7 @@ class ReceivingState(RoomState):
         self._set_quiesced(True)
         self.step(Status.SUCCEEDED)
         for writer in writers:
-            writer.accept()
+            writer.say_received()
             writer.revoke(self.drained)
         self._watcher.forget(self)
         self._leave()
@@ -288,18 +288,18 @@ class ReceivingState(RoomState):
             # A room may have no deadline, and its instance may never be there.
             until = min(self.deadline, self.context.now() + self.context.config.deadline)
             self._declines.add(*use, self._instance, ended, until, for_all=self._sole)
-        release = self.context.config.release_after
+        release = self.context.config.take_back_after
         if release is not None and not self.proven:
-            self.context.after(release, lambda: self._release_after(release))
+            self.context.after(release, lambda: self._take_back_after(release))
 
-    def _release_after(self, after: float) -> None:
-        """Take every writer for drained without proof, as the operator chose with 'release_after'.
+    def _take_back_after(self, after: float) -> None:
+        """Take every writer for drained without proof, as the operator chose with 'take_back_after'.
 
         This gives back the room's memory, and its space in rings.
         """
         names = [rank.name for rank in self.undrained()]
         if names:
-            self._note_release("release_after", f"{after:.1f} s after the failure")
+            self._note_release("take_back_after", f"{after:.1f} s after the failure")
         for name in names:
             self.drained(name)
 
@@ -341,7 +341,7 @@ class ReceivingState(RoomState):
 
     def _leave(self) -> None:
         for writer in self._writers.values():
-            writer.release()
+            writer.tell_released()
         if self.proven and self._instance is not None:
             self._instance.leave(self)
 

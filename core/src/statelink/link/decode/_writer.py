@@ -272,9 +272,9 @@ class Writer:
             rank=self.rank.rank,
         )
 
-    def accept(self) -> None:
-        """Send Accepted: the room has everything from every rank."""
-        self._context.send(wire.Accepted(**self._header()), self.rank.address)
+    def say_received(self) -> None:
+        """Send Received: the room has everything from every rank."""
+        self._context.send(wire.Received(**self._header()), self.rank.address)
 
     def tell_failed(self, reason: Reason, *, declined: bool) -> None:
         """Send Failed. Also to a rank that got no request, since its engine may have a room open that waits for one.
@@ -319,7 +319,7 @@ class Writer:
         prompt = self._context.backend.capabilities.prompt_fences
         (workers.submit_promptly if prompt else workers.fences.submit)(("room", accepted.room), job)
 
-    def release(self) -> None:
+    def tell_released(self) -> None:
         """Call the hooks' ``released``, once, if nothing of this writer is in flight on this side."""
         if self._released or self.in_flight:
             return

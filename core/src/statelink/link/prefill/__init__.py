@@ -6,9 +6,9 @@ they meet a room, and remembers rooms that are over (`Tombstones`).
 
 The control thread owns all of these. A message of a decode rank, a timer, a job that `Sending` posts, or the result of
 a data thread wakes it. A room that opens wakes it only if something waits for the room. Two things belong to other
-threads. `Pushes` belongs to the engine's threads: they check what they push before they post it. `Pusher` belongs to
-the jobs with the peer's key: they plan a push, call the send hooks and move the bytes. These jobs run on data threads.
-So a push crosses threads three times: engine to control, control to data, and data to control. Where nothing blocks,
+threads. `PushChecks` belongs to the engine's threads: they check a push before they post it. `Pusher` belongs to the
+jobs with the peer's key: they plan a push, call the send hooks and move the bytes. These jobs run on data threads. So a
+push crosses threads three times: engine to control, control to data, and data to control. Where nothing blocks,
 the control thread runs the jobs of small pushes itself (`Delivery`). Small pushes of several rooms to one peer may go
 as one batch (`JointPushes`).
 """

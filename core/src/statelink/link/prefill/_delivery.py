@@ -13,7 +13,7 @@ from statelink.link._header import RoomHeader
 from statelink.link.runtime import Flag
 from statelink.plan import Items, checked_int, required
 
-from ._pusher import Pushed, Pusher
+from ._pusher import Pusher, PushResult
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,7 +57,7 @@ class Delivery:
         rank: The decode rank.
         request: Its request.
         finished: Whether `wire.Finished` was made.
-        accepted: Whether the destination said that it has everything from every prefill rank.
+        received: Whether the destination said that it has everything from every prefill rank.
         drained: Whether `wire.Drained` was made: the destination is told that nothing is in flight to it.
         exited: Whether the destination's process has ended. Then nothing counts as in flight to it.
         unsettled: Per side, why it is not certain that the bytes of a failed transfer have stopped.
@@ -75,7 +75,7 @@ class Delivery:
         self.rank = rank
         self.request = request
         self.finished = False
-        self.accepted = False
+        self.received = False
         self.drained = False
         self.exited = False
         self.unsettled: dict[Side, str] = {}
@@ -166,7 +166,7 @@ class Delivery:
             self._never_blocks = limits.submit_mode is SubmitMode.ASYNC and limits.ends_unpolled
             self._prompt_bytes = limits.prompt_bytes
 
-    def start(self, push: Push, then: Callable[[Delivery, Pushed], None]) -> None:
+    def start(self, push: Push, then: Callable[[Delivery, PushResult], None]) -> None:
         """Move a push after those before it. ``then`` is called on the control thread with the result."""
         first = self._jobs == 0
         self._jobs += 1
@@ -214,7 +214,7 @@ class Delivery:
         else:
             moves.submit(self._key, job)
 
-    def take(self, pushed: Pushed) -> bool:
+    def take(self, pushed: PushResult) -> bool:
         """Note what became of a push. Returns whether a failed write may still be in flight to the destination."""
         self._jobs -= 1
         for name, moved in pushed.moved.items():
@@ -253,7 +253,7 @@ class Delivery:
             if type(hook).abort is not SendHook.abort:  # a job for each hook: if one raises, the others still run
                 self._submit(partial(hook.abort, self._pusher.context_of(name)))
 
-    def release(self) -> None:
+    def tell_released(self) -> None:
         """Call the hooks' ``released``, once: nothing is in flight on this side any more."""
         if self._released:
             return
@@ -345,10 +345,6 @@ class Delivery:
         self.exited = True
         return True
 
-    def accept(self) -> None:
-        """Note that the destination has everything."""
-        self.accepted = True
-
     # Messages.
 
     @property
@@ -364,7 +360,7 @@ class Delivery:
             generation=self.request.generation,
         )
 
-    def chunk(self, pushed: Pushed) -> wire.Chunk:
+    def chunk(self, pushed: PushResult) -> wire.Chunk:
         """The message that a push is visible at the destination."""
         push = pushed.push
         return wire.Chunk(
@@ -375,7 +371,7 @@ class Delivery:
             nbytes=pushed.moving.nbytes,
         )
 
-    def finish(self, pushed: Pushed) -> wire.Finished:
+    def finish(self, pushed: PushResult) -> wire.Finished:
         """The message that the last push and all before it are visible."""
         self.finished = True
         return wire.Finished(
@@ -404,4 +400,4 @@ class Delivery:
         rank = self.rank.handshake.inventory.rank
         if not self.finished:
             return f"the transfer to rank {rank}"
-        return "" if self.accepted else f"the acknowledgement of rank {rank}"
+        return "" if self.received else f"the acknowledgement of rank {rank}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from statelink.link._room_state import RoomState
     from statelink.state import Component
 
-__all__ = ["Push", "Pushes"]
+__all__ = ["Push", "PushChecks"]
 
 MAX_LAYERS = 1 << 31
 """No layer has a larger number, so this is the largest end of a range of layers."""
@@ -44,7 +44,7 @@ class Push(msgspec.Struct, frozen=True):
     last: bool
 
 
-class Pushes:
+class PushChecks:
     """The pushes of one room so far. Belongs to the engine's threads; a lock of `Sending` admits one at a time.
 
     Args:

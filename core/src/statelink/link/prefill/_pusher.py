@@ -13,7 +13,7 @@ from statelink.link.peers import check_transport
 from statelink.link.runtime import Moving, move, reason_of, submitted
 from statelink.plan import ComponentPlan, Move, Whole, plan_move
 
-from ._coverage import Coverage
+from ._covered import Covered
 from ._payload import Payload
 from ._send_context import SendHookContext
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from ._decode_rank import DecodeRank
     from ._push import Push
 
-__all__ = ["Pushed", "Pusher", "Then"]
+__all__ = ["PushResult", "Pusher", "Then"]
 
 
-class Pushed(NamedTuple):
+class PushResult(NamedTuple):
     """What became of one push to one destination.
 
     Attributes:
@@ -49,7 +49,7 @@ class Pushed(NamedTuple):
     digests: dict[str, bytes]
 
 
-Then = Callable[[Pushed], None]
+Then = Callable[[PushResult], None]
 """Called on the control thread with what became of a push."""
 
 
@@ -96,12 +96,12 @@ class Pusher:
         self._plan = plan
         self._targets = targets
         self._cancelled = cancelled
-        self._coverage: Coverage | None = None
+        self._covered: Covered | None = None
         """What was pushed; made for the first push that does not bring the whole request."""
         self._digests: dict[str, int] = {}
         self._line: deque[tuple[Push, Then]] = deque()
         """Pushes that are not visible at the destination yet, and what to call then. The first one is under way."""
-        self._under_way: Steps[Pushed] | None = None
+        self._under_way: Steps[PushResult] | None = None
         self.hooks: dict[str, SendHook] = {}
         self._contexts: dict[str, SendHookContext] = {}
         self._plain = context.config.verify == "off" and not request.elsewhere
@@ -189,16 +189,16 @@ class Pusher:
             self._report(then, ended.value)
             return _VISIBLE
 
-    def _report(self, then: Then, pushed: Pushed) -> None:
+    def _report(self, then: Then, pushed: PushResult) -> None:
         self._context.post(lambda: then(pushed))
 
-    def _carry(self, push: Push) -> Steps[Pushed]:
+    def _carry(self, push: Push) -> Steps[PushResult]:
         """Plan a push, call its hooks, have its blocks submitted, and wait until all are visible at the destination.
 
         Yields as `move` does. Never raises: a failure is in the result.
         """
         if self._cancelled.raised:  # its hooks may have been told
-            return Pushed(push, Moving(0, 0, None), {}, {}, {})
+            return PushResult(push, Moving(0, 0, None), {}, {}, {})
         context, request, peer = self._context, self._request, self._rank.name
         parts: Iterable[Blocks | None]
         granules: dict[str, tuple[int, int]] = {}
@@ -218,7 +218,7 @@ class Pusher:
                 self._digest(moves)
                 parts = payload.blocks(moves)
         except BaseException as error:
-            return Pushed(push, Moving(0, 0, reason_of(error, room=request.room)), granules, {}, {})
+            return PushResult(push, Moving(0, 0, reason_of(error, room=request.room)), granules, {}, {})
         moving = yield from move(
             context.backend,
             peer,
@@ -239,7 +239,7 @@ class Pusher:
             assert whole is not None, "a push without a payload is a whole one"
             moved = _moved(whole, moving)
         digests = {name: packed(digest) for name, digest in self._digests.items()} if self._digests else {}
-        return Pushed(push, moving, granules, moved, digests)
+        return PushResult(push, moving, granules, moved, digests)
 
     def _whole(self, push: Push) -> Whole | None:
         """What a push moves, if it is the only one of its room, and can be listed in one expression."""
@@ -254,21 +254,21 @@ class Pusher:
         Raises:
             RoomError: It overlaps with an earlier one, or is the last one and leaves something out.
         """
-        if self._coverage is None:
-            self._coverage = Coverage(self._plan, self._tokens, self._request.prefix, self._rank.name)
+        if self._covered is None:
+            self._covered = Covered(self._plan, self._tokens, self._request.prefix, self._rank.name)
         moves: list[tuple[ComponentPlan, Move]] = []
         for name, items in push.items.items():
             plan = self._plan.components.get(name)
             if plan is None:
                 continue  # another prefill rank writes this component for this destination, as both sides' plans say
-            piece = plan_move(plan, items, self._targets[name], self._coverage.owed(name), push.layers)
+            piece = plan_move(plan, items, self._targets[name], self._covered.owed(name), push.layers)
             if piece.nbytes:
                 moves.append((plan, piece))
         for plan, piece in moves:
-            self._coverage.add(plan, piece)
+            self._covered.add(plan, piece)
             granules[piece.component] = piece.grains
         if push.last:
-            self._coverage.check_complete()
+            self._covered.check_complete()
         return [piece for _, piece in moves]
 
     def _digest(self, moves: list[Move]) -> None:

@@ -30,7 +30,7 @@ __all__ = ["PrefillRole"]
 
 log = logger("statelink.link")
 
-AboutDelivery = wire.Accepted | wire.Failed | wire.Note
+AboutDelivery = wire.Received | wire.Failed | wire.Note
 
 
 class PrefillRole:
@@ -115,10 +115,10 @@ class PrefillRole:
             self._answer_unknown(message)
         elif type(message) is wire.Request:
             self._requests.request(message, rank)
-        elif type(message) is wire.Accepted:
+        elif type(message) is wire.Received:
             room, delivery = self._find(message, rank)
             if room is not None and delivery is not None:
-                room.accepted(delivery)
+                room.received(delivery)
         elif isinstance(message, wire.Keep):
             self._requests.keep(message, rank)
         elif isinstance(message, wire.Failed):

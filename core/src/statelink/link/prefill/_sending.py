@@ -10,7 +10,7 @@ from statelink.errors import ClosedError
 from statelink.link._room import Room
 from statelink.link._status import Status
 
-from ._push import Pushes
+from ._push import PushChecks
 
 if TYPE_CHECKING:
     from statelink.link._room_state import Ready
@@ -28,7 +28,7 @@ class Sending(Room):
     def __init__(self, state: SendingState, budget: PushBudget) -> None:
         self._state = state
         self._budget = budget
-        self._pushes = Pushes(state)
+        self._checks = PushChecks(state)
         self._lock = threading.RLock()  # a signal handler or a `__del__` may call the link meanwhile
         """Lets one thread of the engine push at a time."""
 
@@ -72,7 +72,7 @@ class Sending(Room):
                 was changed.
             ClosedError: The last push was already made.
         """
-        state, pushes = self._state, self._pushes
+        state, pushes = self._state, self._checks
         context = state.context
         if context.forked:
             context.check_process()
@@ -101,7 +101,7 @@ class Sending(Room):
             context.post(lambda: state.pushed(push))  # with the lock, so that pushes of two threads keep their order
 
     def _named_memory(self) -> str:
-        return "its first push was made" if self._pushes.begun else ""
+        return "its first push was made" if self._checks.begun else ""
 
     def poll_all(self) -> Status:
         """The least status that the room has on any rank of this prefill instance. Does not block.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ._decode_rank import DecodeRank
     from ._decode_ranks import DecodeRanks
     from ._push import Push
-    from ._pusher import Pushed
+    from ._pusher import PushResult
     from ._to import To
     from ._uses_in_flight import UsesInFlight
 
@@ -227,7 +227,7 @@ class SendingState(RoomState):
             except BaseException as error:  # also a defect of a strategy, whose hooks are made and opened here
                 for each in opened:
                     each.cancel()
-                    each.release()
+                    each.tell_released()
                 reason = reason_of(error, room=self.room, peer=rank.name, backend=self.context.backend.name)
                 return reason, rank.info
         for each in opened:
@@ -300,7 +300,7 @@ class SendingState(RoomState):
             for delivery in self._deliveries.values():
                 delivery.start(push, self._moved_push)
 
-    def _moved_push(self, delivery: Delivery, pushed: Pushed) -> None:
+    def _moved_push(self, delivery: Delivery, pushed: PushResult) -> None:
         """A push is visible at a destination, or failed. Control thread."""
         self._budget.count_pushes(-1)
         moving = pushed.moving
@@ -330,13 +330,13 @@ class SendingState(RoomState):
 
     # What decode says.
 
-    def accepted(self, delivery: Delivery) -> None:
+    def received(self, delivery: Delivery) -> None:
         """A destination has everything from every prefill rank."""
         if not delivery.finished:
             return
-        delivery.accept()
+        delivery.received = True
         for each in self._deliveries.values():
-            if not each.accepted:
+            if not each.received:
                 return
         self.step(Status.SUCCEEDED)
         self.update_quiesced()
@@ -355,7 +355,7 @@ class SendingState(RoomState):
     def rank_lost(self, rank: DecodeRank, why: str) -> None:
         """A decode rank was lost: the room fails, unless that rank has everything."""
         delivery = self._deliveries.get(rank.name)
-        if delivery is not None and not delivery.accepted:
+        if delivery is not None and not delivery.received:
             self.fail(self.reason_for("peer.lost", "decode was lost", why, peer=rank.name))
 
     def look_for_exits(self) -> None:
@@ -424,7 +424,7 @@ class SendingState(RoomState):
             if not delivery.in_flight(Side.TARGET) and not delivery.drained:
                 self._ranks.send(delivery.say_drained())
             if not delivery.in_flight(Side.SOURCE):
-                delivery.release()
+                delivery.tell_released()
         self.update_quiesced()
 
     def _looked_after(self, delivery: Delivery) -> None:

@@ -13,13 +13,13 @@ from statelink.plan import NO_LAYER, ComponentPlan, Due, Move, due
 if TYPE_CHECKING:
     from statelink.plan import PairPlan
 
-__all__ = ["Coverage"]
+__all__ = ["Covered"]
 
 FEW = 4
 """Layers that a reason names before it counts the rest."""
 
 
-class Coverage:
+class Covered:
     """What the pushes of one delivery cover, per component and layer. Belongs to the jobs with the peer's key.
 
     Args:

@@ -1,4 +1,4 @@
-"""Memory of failed rooms that is given back without proof, and the bound within which there is proof."""
+"""Memory of failed rooms that is taken back without proof, and the bound within which there is proof."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.soak_over("mooncake", why="what is given back is the li
 def taken_back(link: LinkHandle) -> tuple[list[int], dict[str, Any], list[int]]:
     """The rooms without proof, the counts of them, and the rooms that hold memory."""
     seen = link.snapshot()
-    return seen["given_back"], seen["totals"]["given_back"], seen["quarantined"]
+    return seen["taken_back"], seen["totals"]["taken_back"], seen["quarantined"]
 
 
 def test_an_engine_takes_the_memory_of_a_room_back(two_engines: TwoEngines) -> None:
@@ -42,21 +42,21 @@ def test_an_engine_takes_the_memory_of_a_room_back(two_engines: TwoEngines) -> N
     rooms = [(made.prefill, sending, "prefill")]
     if fenced:
         seen = receiving.wait(quiesced=True)
-        assert (seen.quiesced, seen.given_back, seen.quiet_by) == (True, False, 0.0)
+        assert (seen.quiesced, seen.taken_back, seen.quiet_by) == (True, False, 0.0)
     else:
         rooms.append((made.decode, receiving, "decode"))
     for _, room, role in rooms:
         seen = room.see()
-        assert (seen.quiesced, seen.given_back, seen.quiet_by) == (False, False, None)
+        assert (seen.quiesced, seen.taken_back, seen.quiet_by) == (False, False, None)
         with pytest.raises(RoomError, match="is in use"):
             made.send(case) if role == "prefill" else made.receive(case)
-        room.release("it is needed")
+        room.take_back("it is needed")
         seen = room.see()
-        assert (seen.quiesced, seen.given_back, seen.quiet_by) == (True, True, 0.0)
+        assert (seen.quiesced, seen.taken_back, seen.quiet_by) == (True, True, 0.0)
     for link, room, role in rooms:
-        room.release("once more")  # which does nothing
+        room.take_back("once more")  # which does nothing
         until(lambda: taken_back(link) == ([case.room], {role: {"engine": 1}}, []))  # noqa: B023 - it is called at once
-        assert link.snapshot()["load"]["given_back"] == 1
+        assert link.snapshot()["load"]["taken_back"] == 1
     made.pardon(case)
     made.done(case)
     made.run(room=case.room)
@@ -80,7 +80,7 @@ def test_space_in_rings_stays_quarantined_until_there_is_proof(two_engines: TwoE
     assert "as planned" in sending.failed()
     held = [(link, quarantined(link)) for link in (made.prefill, made.decode)[: 1 if fenced else 2]]
     for room in (sending, receiving):
-        room.release("it is needed")
+        room.take_back("it is needed")
         assert room.wait(quiesced=True).quiesced
     made.pardon(case)
     made.done(case)
@@ -97,7 +97,7 @@ def test_space_in_rings_stays_quarantined_until_there_is_proof(two_engines: TwoE
 def test_the_operators_bound_gives_memory_back(two_engines: TwoEngines) -> None:
     """Where decode's backend holds no fence. The link counts it as it counts what an engine takes back."""
     bound, liveness = 3.0, 2.0
-    config: dict[str, Any] = {"release_after": bound, "liveness": liveness, "heartbeat": 0.25}
+    config: dict[str, Any] = {"take_back_after": bound, "liveness": liveness, "heartbeat": 0.25}
     made = two_engines.pair(backend=f"faulty-{two_engines.backend}", decode_config=config)
     made.run()
     case, receiving, sending = hang(two_engines, made, two_engines.prefill)
@@ -111,8 +111,8 @@ def test_the_operators_bound_gives_memory_back(two_engines: TwoEngines) -> None:
     assert seen.quiet_by <= most
     seen = receiving.wait(quiesced=True)
     fenced = two_engines.backend == "tcp"
-    assert (seen.quiesced, seen.given_back, seen.quiet_by) == (True, not fenced, 0.0)
-    assert taken_back(made.decode) == ([], {} if fenced else {"decode": {"release_after": 1}}, [])
+    assert (seen.quiesced, seen.taken_back, seen.quiet_by) == (True, not fenced, 0.0)
+    assert taken_back(made.decode) == ([], {} if fenced else {"decode": {"take_back_after": 1}}, [])
     two_engines.prefill.run(FAULTY, "heal")
     assert sending.wait(quiesced=True).quiesced
     made.spoilt(case)
@@ -125,24 +125,24 @@ def test_a_room_that_has_not_ended_is_aborted(caplog: pytest.LogCaptureFixture) 
         sending, receiving = prefill.send(7, 4), decode.receive(7, prefill.address, 4, {"kv": [1]})
         until(lambda: sending.status is Status.WAITING)
         with caplog.at_level(logging.WARNING):
-            receiving.release("it is needed")
+            receiving.take_back("it is needed")
             assert receiving.wait(20, quiesced=True) is sending.wait(20) is Status.FAILED
         assert receiving.reason is not None
         assert (receiving.reason.code, receiving.reason.cause) == ("room.aborted", "it is needed")
-        if receiving.given_back:  # otherwise the revocation came before
+        if receiving.taken_back:  # otherwise the revocation came before
 
             def said() -> list[str]:
                 return [text for each in caplog.records if "without proof" in (text := each.getMessage())]
 
             until(said)
-            text = "room 7: memory is given back without proof, by engine: it is needed; not known to have stopped: "
+            text = "room 7: memory is taken back without proof, by engine: it is needed; not known to have stopped: "
             assert said() == [text + prefill.name]
         sending, receiving = prefill.send(7, 4), decode.receive(7, prefill.address, 4, {"kv": [1]})
         sending.push({"kv": [0]})
         assert receiving.wait(20) is sending.wait(20) is Status.SUCCEEDED
-        sending.release()
-        receiving.release()
-        assert not sending.given_back
-        assert not receiving.given_back
-        assert decode.snapshot()["given_back"] == []
+        sending.take_back()
+        receiving.take_back()
+        assert not sending.taken_back
+        assert not receiving.taken_back
+        assert decode.snapshot()["taken_back"] == []
         assert math.isfinite(decode.quiet_within or math.inf)

@@ -139,7 +139,7 @@ CASES: dict[str, Callable[[int], Tree]] = {
     # Those that follow hold nothing that can be long but names.
     "attached": lambda n: {**LINK, "digest": b"", "transport": "x" * min(n, 256)},
     **dict.fromkeys(
-        ("accepted", "drained", "inquire", "keep", "standing"), lambda n: {**USE, "sender": "x" * min(n, 512)}
+        ("received", "drained", "inquire", "keep", "standing"), lambda n: {**USE, "sender": "x" * min(n, 512)}
     ),
     **dict.fromkeys(("ping", "pong", "unknown", "bye"), lambda n: {"sender": "x" * min(n, 512)}),
     "register": lambda n: {**LINK, "instance": "x" * min(n, 512), "rank": 0, "ranks": 1, "address": "x"},

@@ -64,11 +64,11 @@ def test_transfers_that_do_not_end_are_polled_by_one_chain(delivery: Delivery) -
     context: Any = delivery._context
     context.workers.poll = lambda key, transfers, then: polls.append(then)
     context.after = lambda seconds, job: pauses.append(job)
-    delivery._pending = [Transfer()]
+    delivery.in_flight._running = [Transfer()]
 
-    def look(_: Delivery | None = None) -> None:
+    def look() -> None:
         for _time in range(5):
-            delivery.look_after(look)
+            delivery.in_flight.look_after(look)
 
     look()
     for _ in range(10):

@@ -406,13 +406,13 @@ class World:
             return True  # the end of a process can be told
         if isinstance(held.handle, Sending):
             unsure = [
-                name for name, delivery in held.handle._state._deliveries.items() if delivery.in_flight(Side.SOURCE)
+                name for name, delivery in held.handle._state._deliveries.items() if delivery.in_flight.on(Side.SOURCE)
             ]
             return all(self.everybody[name].alive for name in unsure)
         if self.owner_fence:
             return True
         assert isinstance(held.handle, Receiving)
-        names = [name for name, writer in held.handle._state._writers.items() if not writer.drained]
+        names = [name for name, writer in held.handle._state._writers.items() if not writer.in_flight.drained]
         return all(self.everybody[name].alive for name in names)
 
     def _check_serving(self) -> None:

@@ -337,7 +337,7 @@ class Link:
                 kept = []
                 for state, room in self._table.all():
                     room.wait(max(0.0, until - time.monotonic()), quiesced=True)
-                    if not state.quiesced:
+                    if not state.memory.quiesced:
                         kept.append(state.room)
                 told = not kept and self._control.suspend(max(0.5, until - time.monotonic()))
             finally:
@@ -491,7 +491,7 @@ class Link:
             room.wait(max(0.0, until - time.monotonic()), quiesced=True)
         remaining = max(0.5, until - time.monotonic())
         ended = self._ended = self._control.stop(remaining)
-        proven = all(state.proven for state in (*(each for each, _ in entries), *self._table.unproven()))
+        proven = all(state.memory.proven for state in (*(each for each, _ in entries), *self._table.unproven()))
         if self._inspection is not None:
             self._inspection.close()
         return ended and proven

@@ -128,12 +128,12 @@ class Room:
         or was fenced. A failed room may quiesce later than it ends. A timeout never makes a room quiesced, unless the
         operator set 'take_back_after'. `taken_back` says whether it is true by somebody's choice, without proof.
         """
-        return self._state.quiesced
+        return self._state.memory.quiesced
 
     @property
     def taken_back(self) -> bool:
         """Whether memory was taken back without proof, by `take_back` or by the operator's 'take_back_after'."""
-        return self._state.taken_back
+        return self._state.memory.taken_back
 
     @property
     def quiet_by(self) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
@@ -12,6 +11,7 @@ from statelink.backend import Moved, RoomReport
 from statelink.errors import Reason
 
 from ._diagnostics import PeerInfo, with_standing
+from ._room_memory import RoomMemory
 from ._status import ENDED, FOLLOWS, Status
 from .runtime import Flag
 
@@ -69,7 +69,7 @@ def room_reason(
 class RoomState:
     """What sending and receiving have in common.
 
-    The control thread alone changes it, except for `name_memory`. Every property may be read from any thread.
+    The control thread alone changes it, except for its `RoomMemory`. Every property may be read from any thread.
 
     Args:
         context: The link's parts.
@@ -88,8 +88,7 @@ class RoomState:
         deadline: When the room must have ended, on the link's clock.
         status: How far the room is.
         reason: Why the room failed; ``None`` while it has not failed.
-        quiesced: Whether the memory that this side named may be reused.
-        proven: Whether there is proof of `quiesced`. If not, the memory was taken back without proof.
+        memory: How the memory stands that this side named.
         nbytes: Bytes of the pushes that were moved so far.
         content: The content of the request, as this side's engine states it; empty while it has stated none. Threads
             of the engine set it, before they name memory.
@@ -103,22 +102,16 @@ class RoomState:
     prefix: int | None = None
     status = Status.BOOTSTRAPPING
     reason: Reason | None = None
-    quiesced = True
-    proven = True
     nbytes = 0
     content = b""
-    _named = 0
-    """Calls that named memory, and whose job has not run on the control thread yet."""
     _polls_event = False
     _met: float | None = None
     """When the room went on from bootstrapping."""
     _over: float | None = None
     """When the room ended."""
-    _taken = False
-    """Whether the memory counts as quiesced because the engine took it back."""
-    _release_why: str | None = None
-    """Why the engine wants the memory back; ``None`` if it does not."""
-    _noted_release = False
+    _wanted: str | None = None
+    """Why the engine wants the memory back without proof; ``None`` if it does not."""
+    _told_taken_back = False
     _chunks = 0
 
     def __init__(
@@ -141,27 +134,19 @@ class RoomState:
         self.deadline = opened + self._term
         self.ended = Flag()
         self._watcher = watcher
-        self._quiet = Flag(True)
-        self._naming = threading.RLock()  # as the lock of the room's handle
-        """Guards `quiesced`, `proven`, `_taken`, `_quiet` and `_named`: the engine's threads name memory and take it
-        back, and the control thread finds out when that memory may be reused."""
+        self.memory = RoomMemory()
         self._moved: dict[str, Moved] = {}
-
-    @property
-    def taken_back(self) -> bool:
-        """Whether the memory was taken back without proof that it has quiesced. Any thread."""
-        return self._taken or self._noted_release
 
     @property
     def over(self) -> bool:
         """Whether the room has ended and quiesced: then its id may be used again."""
-        return self.status in ENDED and self.quiesced
+        return self.status in ENDED and self.memory.quiesced
 
     def wait(self, timeout: float | None, *, quiesced: bool) -> Status:
         """Block until the room ended, or ended and quiesced, or the time is over. A thread of the engine."""
         until = None if timeout is None else time.monotonic() + timeout
         if self.ended.wait(timeout) and quiesced:
-            self._quiet.wait(None if until is None else max(0.0, until - time.monotonic()))
+            self.memory.wait(None if until is None else max(0.0, until - time.monotonic()))
         return self.status
 
     @property
@@ -258,8 +243,8 @@ class RoomState:
     def content_stated(self) -> None:
         """The engine has stated the content of the request after it opened the room. Control thread."""
 
-    def update_quiesced(self) -> None:
-        """Work out again whether this side's memory may be reused. Control thread."""
+    def update_memory(self) -> None:
+        """Work out again whether this side's memory may be used again. Control thread."""
         raise NotImplementedError
 
     # Steps.
@@ -288,85 +273,46 @@ class RoomState:
         self.step(Status.FAILED)
         return self.reason
 
-    def name_memory(self) -> None:
-        """Note that the engine names memory. A thread of the engine, before it posts the job that says which.
+    # The memory that this side named.
 
-        The room must not look quiesced until the control thread has run that job.
-        """
-        with self._naming:
-            self._named += 1
-            self.proven = False
-            if not self._taken:
-                self.quiesced = False
-                self._quiet.clear()
-
-    def _take_named(self) -> None:
-        """Note that the control thread runs the job of one such call."""
-        with self._naming:
-            self._named -= 1
-
-    def _set_quiesced(self, quiesced: bool) -> None:
-        """Set whether the memory may be reused, as far as the control thread knows. Control thread.
-
-        While a job of a call that named memory has yet to run, the memory may not be reused.
-        """
-        # Without the lock: if a thread of the engine changes it meanwhile, this call came before that one.
-        if quiesced == self.quiesced and quiesced == self.proven and self._release_why is None:
-            return
-        with self._naming:
-            self.proven = quiesced and not self._named
-            quiesced = self.proven or self._taken
-            changes = quiesced != self.quiesced
-            if changes:
-                self.quiesced = quiesced
-                (self._quiet.set if quiesced else self._quiet.clear)()
-        if changes and quiesced:
+    def _memory_is_quiet(self, quiet: bool) -> None:
+        """Take note of whether the memory may still be touched, as far as the control thread knows. Control thread."""
+        if quiet and self.memory.prove():
             self._watcher.changed(self)
-        elif self._release_why is not None:
-            self._maybe_release()
-
-    # Memory that is taken back without proof.
+        elif self._wanted is not None:
+            self._maybe_take_back()
 
     def take_back(self, why: str) -> None:
-        """The engine takes the memory back. A thread of the engine.
+        """The engine takes the memory back without proof. A thread of the engine.
 
         If the room has ended, and this process does not touch the memory, the id may be used again when this returns.
         The control thread does the rest.
         """
         if self.status in ENDED:
-            self._take_back()
-        self.context.post(lambda: self._release_now(why))
+            self.memory.take_back(self._touches)
+        self.context.post(lambda: self._take_back_now(why))
 
-    def _release_now(self, why: str) -> None:
+    def _take_back_now(self, why: str) -> None:
         if self.status not in ENDED:
             self.abort(why)
-        self._release_why = why
-        self._maybe_release()
+        self._wanted = why
+        self._maybe_take_back()
 
-    def _maybe_release(self) -> None:
-        """Give the memory back that the engine wants back, unless this process touches it. Control thread."""
-        if self._release_why is None or self._noted_release or not self._take_back():
+    def _maybe_take_back(self) -> None:
+        """Take the memory back that the engine wants back, unless this process touches it. Control thread."""
+        if self._wanted is None or self._told_taken_back or not self.memory.take_back(self._touches):
             return
-        self._note_release("engine", self._release_why)
+        self._tell_taken_back("engine", self._wanted)
         self._watcher.changed(self)
         self._watcher.forget(self)
 
-    def _note_release(self, by: str, why: str) -> None:
-        """Log and count, once, that the memory is given back. ``by`` is ``engine`` or ``take_back_after``."""
-        if not self._noted_release:
-            self._noted_release = True
+    def _tell_taken_back(self, by: str, why: str) -> None:
+        """Log and count, once, that the memory is taken back. ``by`` is ``engine`` or ``take_back_after``."""
+        if not self._told_taken_back:
+            self._told_taken_back = self.memory.taken_back = True
             waits = self.held()[1]
             log.warning("room %d: memory is taken back without proof, by %s: %s; %s", self.room, by, why, waits)
             self._watcher.taken_back(self, by)
-
-    def _take_back(self) -> bool:
-        """Count the memory as quiesced, unless this process may touch it. Returns whether it counts. Any thread."""
-        with self._naming:
-            if self.quiesced or self._touches():
-                return self._taken
-            self._taken = self.quiesced = True
-            self._quiet.set()
-            return True
 
     def _touches(self) -> bool:
         """Whether code of this process may still write to the memory. Any thread."""
@@ -374,7 +320,7 @@ class RoomState:
 
     def quiet_by(self) -> float | None:
         """Seconds from now until the memory is quiet at the latest; ``None`` without a bound. Any thread."""
-        bound = 0.0 if self.quiesced else self.quiet_within()
+        bound = 0.0 if self.memory.quiesced else self.quiet_within()
         ended = self._over
         return bound if bound is None or ended is None else max(0.0, ended + bound - self.context.now())
 

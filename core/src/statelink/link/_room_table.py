@@ -103,7 +103,7 @@ class RoomTable:
                 raise suspended(self._context)
             known, _ = rooms.get(state.room, (None, None))
             if known is not None and not known.over:
-                holds = "" if known.quiesced else "; memory that it named may still be written or read"
+                holds = "" if known.memory.quiesced else "; memory that it named may still be written or read"
                 raise RoomError(
                     f"room {state.room} is in use",
                     cause=f"it is {known.status.name.lower()}{holds}",
@@ -121,7 +121,7 @@ class RoomTable:
                     code="room.many",
                     **self._who(),
                 )
-            if known is not None and not known.proven:  # the engine took it back just now, and uses the id again
+            if known is not None and not known.memory.proven:  # the engine took it back just now, and uses the id again
                 self._unproven[known] = None
             rooms[state.room] = state, handle
 
@@ -190,12 +190,12 @@ class RoomTable:
             return
         rooms = self._rooms[state.role]
         with self._lock:
-            if not state.quiesced:
+            if not state.memory.quiesced:
                 return
             entry = rooms.get(state.room)
             if entry is not None and entry[0] is state:
                 del rooms[state.room]
-            if not state.proven:
+            if not state.memory.proven:
                 self._unproven[state] = None
             elif self._unproven:
                 self._unproven.pop(state, None)

@@ -48,7 +48,7 @@ def snapshot(context: Context, table: RoomTable, control: Control) -> dict[str, 
         "ranks": ranks[:MOST],
         "rooms": {status.name.lower(): sum(room.status is status for room in rooms) for status in Status},
         "oldest": [_room(room, now) for room in busy[:MOST]],
-        "quarantined": sorted(room.room for room in rooms if room.status is Status.FAILED and not room.quiesced),
+        "quarantined": sorted(room.room for room in rooms if room.status is Status.FAILED and not room.memory.quiesced),
         "taken_back": [room.room for room in table.unproven()[-MOST:]],
         "quarantined_bytes": dict(quarantined),
         "held_bytes": dict(held),
@@ -89,7 +89,7 @@ def _room(room: RoomState, now: float) -> dict[str, Any]:
         "status": room.status.name.lower(),
         "age": seconds_since(room.opened, now),
         "waits_for": room.waits_for() if room.status not in ENDED else NOT_QUIESCED,
-        "holds": not room.quiesced,
+        "holds": not room.memory.quiesced,
         "reason": "" if room.reason is None else room.reason.code,
     }
 
@@ -99,7 +99,7 @@ def _held(rooms: list[RoomState]) -> tuple[Counter[str], Counter[str]]:
     held: Counter[str] = Counter()
     quarantined: Counter[str] = Counter()
     for room in rooms:
-        if not room.quiesced:
+        if not room.memory.quiesced:
             nbytes, why = room.held()
             if room.status is Status.FAILED:
                 quarantined[why] += nbytes

@@ -92,7 +92,7 @@ class Receiving(Room):
                 self._check_given(items, ready, "room.items")
             checked, tokens = check_items(state, state.tokens, items, prefix)
             self._prefix = prefix
-            state.name_memory()
+            state.memory.name()
         return Accepted(
             state.room,
             state.generation,

@@ -85,24 +85,24 @@ class ReceivingState(RoomState):
             self._maybe_request()
 
     def accepted(self, accepted: Accepted) -> None:
-        """Take the memory that the engine named. Runs on the control thread, after `name_memory` on the engine's."""
-        self._take_named()
+        """Take the memory that the engine has named, after `RoomMemory.name` on the engine's thread. Control thread."""
+        self.memory.heard()
         self._accepted = accepted
         self.prefix = accepted.prefix
         if accepted.least == accepted.tokens:
             self.tokens = accepted.tokens
-        if self.status in ENDED:  # until then, it stays as `name_memory` left it
-            self.update_quiesced()
+        if self.status in ENDED:  # until then, it stays in use
+            self.update_memory()
         self._maybe_request()
 
     def instance_ready(self, instance: Instance) -> None:
         """See `InstanceUser.instance_ready`."""
         if self.status not in ENDED:
             self._maybe_request()
-        elif not self.proven and self.reason is not None:
+        elif not self.memory.proven and self.reason is not None:
             for rank in instance.parts:
                 writer = self._writers.get(rank.name)
-                if writer is not None and not writer.drained:
+                if writer is not None and not writer.in_flight.drained:
                     # If the rank was lost and has come back, its Drained may be lost. Repeat Failed to get another.
                     writer.tell_failed(self.reason, declined=self._sole)
 
@@ -155,7 +155,7 @@ class ReceivingState(RoomState):
     def _request(self) -> None:
         if self.status in ENDED:
             for writer in self._writers.values():
-                writer.drain()  # its request was never sent
+                writer.in_flight.drained = True  # its request was never sent
             self._after_change()
             return
         for name, writer in self._writers.items():
@@ -216,7 +216,7 @@ class ReceivingState(RoomState):
         """No write of a rank can land any more."""
         writer = self._writers.get(name)
         if writer is not None:
-            writer.drain()
+            writer.in_flight.drained = True
             self._after_change()
 
     def rank_lost(self, rank: PrefillRank, why: str) -> None:
@@ -242,7 +242,7 @@ class ReceivingState(RoomState):
 
     def undrained(self) -> list[PrefillRank]:
         """Ranks whose writes may still land."""
-        return [writer.rank for writer in self._writers.values() if not writer.drained]
+        return [writer.rank for writer in self._writers.values() if not writer.in_flight.drained]
 
     # The end.
 
@@ -263,7 +263,7 @@ class ReceivingState(RoomState):
             return
         for writer in writers:
             self._count_moved(writer.moved)
-        self._set_quiesced(True)
+        self._memory_is_quiet(True)
         self.step(Status.SUCCEEDED)
         for writer in writers:
             writer.say_received()
@@ -288,9 +288,9 @@ class ReceivingState(RoomState):
             # A room may have no deadline, and its instance may never be there.
             until = min(self.deadline, self.context.now() + self.context.config.deadline)
             self._declines.add(*use, self._instance, ended, until, for_all=self._sole)
-        release = self.context.config.take_back_after
-        if release is not None and not self.proven:
-            self.context.after(release, lambda: self._take_back_after(release))
+        seconds = self.context.config.take_back_after
+        if seconds is not None and not self.memory.proven:
+            self.context.after(seconds, lambda: self._take_back_after(seconds))
 
     def _take_back_after(self, after: float) -> None:
         """Take every writer for drained without proof, as the operator chose with 'take_back_after'.
@@ -299,12 +299,12 @@ class ReceivingState(RoomState):
         """
         names = [rank.name for rank in self.undrained()]
         if names:
-            self._note_release("take_back_after", f"{after:.1f} s after the failure")
+            self._tell_taken_back("take_back_after", f"{after:.1f} s after the failure")
         for name in names:
             self.drained(name)
 
     def _touches(self) -> bool:
-        return any(writer.working for writer in self.writers)
+        return any(writer.in_flight.working for writer in self.writers)
 
     def _not_met(self) -> list[str] | None:
         """Names of ranks that have not said that they have a room for this use; ``None`` if no rank was asked."""
@@ -335,20 +335,20 @@ class ReceivingState(RoomState):
 
         Without that proof, the room stays with the instance, which repeats Failed to ranks that have not drained.
         """
-        self.update_quiesced()
+        self.update_memory()
         if self.status in ENDED:
             self._leave()
 
     def _leave(self) -> None:
         for writer in self._writers.values():
             writer.tell_released()
-        if self.proven and self._instance is not None:
+        if self.memory.proven and self._instance is not None:
             self._instance.leave(self)
 
-    def update_quiesced(self) -> None:
-        """See `RoomState.update_quiesced`."""
-        in_flight = any([writer.in_flight for writer in self._writers.values()])
-        self._set_quiesced(not in_flight and (self.status in ENDED or self._accepted is None))
+    def update_memory(self) -> None:
+        """See `RoomState.update_memory`."""
+        in_flight = any([bool(writer.in_flight) for writer in self._writers.values()])
+        self._memory_is_quiet(not in_flight and (self.status in ENDED or self._accepted is None))
         self._watcher.forget(self)
 
     # Words.
@@ -393,9 +393,9 @@ class ReceivingState(RoomState):
         items = self._accepted.items if self._accepted is not None else {}
         nbytes = self.bytes_of({name: len(each.ids) for name, each in items.items()})
         writers = list(self._writers.values())  # the control thread may be adding to it
-        if any(writer.working for writer in writers):
+        if any(writer.in_flight.working for writer in writers):
             return nbytes, "a receive hook or a digest has not ended"
-        waits = sorted(writer.rank.name for writer in writers if not writer.drained)
+        waits = sorted(writer.rank.name for writer in writers if not writer.in_flight.drained)
         return nbytes, f"not known to have stopped: {', '.join(waits)}"
 
 

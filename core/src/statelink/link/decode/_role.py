@@ -215,7 +215,7 @@ class DecodeRole:
 
     def moves(self) -> bool:
         """See `Role.moves`: decode starts no transfers, but hooks of strategies may."""
-        return any(writer.working for room in self._rooms.all() for writer in room.writers)
+        return any(writer.in_flight.working for room in self._rooms.all() for writer in room.writers)
 
     def suspend(self) -> None:
         """See `Role.suspend`."""
@@ -231,7 +231,7 @@ class DecodeRole:
 
     def _quarantined(self) -> list[ReceivingState]:
         """Rooms that have ended, and for which there is no proof that they have quiesced."""
-        return [room for room in self._rooms.all() if room.status in ENDED and not room.proven]
+        return [room for room in self._rooms.all() if room.status in ENDED and not room.memory.proven]
 
     # What is seen from outside. Any thread.
 

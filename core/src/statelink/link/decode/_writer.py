@@ -16,6 +16,7 @@ from statelink.link._room_state import room_reason
 from statelink.link._verify import differing
 from statelink.link.runtime import BackendDefect
 
+from ._in_flight import WriterInFlight
 from ._receive_context import ReceiveHookContext
 
 if TYPE_CHECKING:
@@ -53,11 +54,9 @@ class Writer:
     Attributes:
         rank: The prefill rank.
         finished: Whether it said that it has written everything.
-        drained: Whether no write of it can land any more: it said so, its process has ended, or its grant is revoked.
-        asked: Whether the request was sent, or may have been.
+        in_flight: What of it may still touch the room's memory.
         met: Whether it has said that it has a room for this use.
         moved: Bytes and blocks per component, as it reported them when it finished.
-        working: How many hooks, their transfers, and comparisons of digests have not ended.
         hooks: Receive hook per component.
         prompt: Whether `prepare` never blocks and takes little time. The control thread may then run it.
     """
@@ -74,10 +73,8 @@ class Writer:
         assert part is not None
         self.rank = rank
         self.finished = False
-        self.drained = False
-        self.asked = False
+        self.in_flight = WriterInFlight()
         self.met = False
-        self.working = 0
         self.moved: Mapping[str, Moved] = {}
         self.hooks: dict[str, ReceiveHook] = {}
         self._context = context
@@ -100,8 +97,6 @@ class Writer:
             if _acts(type(hook)):
                 self._acting[name] = hook
         self.prompt = prompt
-        self._under_way: dict[str, int] = {}
-        """What has not ended, as texts, and how many of each."""
         self._came: set[str] = set()
         """Components of which a chunk has arrived."""
         # `prepare` writes these two, maybe on a data thread; the control thread reads them after that job.
@@ -145,7 +140,7 @@ class Writer:
         """
         accepted = self._accepted
         items = {name: wire.pack_items(accepted.items[name].ids, accepted.items[name].first) for name in self.hooks}
-        self.asked = True
+        self.in_flight.asked = True
         request = wire.Request(
             **self._header(),
             tokens=accepted.tokens,
@@ -188,7 +183,7 @@ class Writer:
 
     def finish(self, message: wire.Finished) -> Reason | None:
         """Take its last message. Returns why the room fails, if its numbers are not those that this side computed."""
-        self.finished = self.drained = True
+        self.finished = self.in_flight.drained = True
         if self._accepted.least != self._accepted.tokens:
             self._know(message.tokens)
         self.moved, self._digests = message.moved, message.digests
@@ -218,29 +213,12 @@ class Writer:
             if type(hook).finish is not ReceiveHook.finish:
                 self._run(name, partial(hook.finish, self._context_of(name)), then)
 
-    def drain(self) -> None:
-        """Note that no write of it can land any more."""
-        self.drained = True
-
     # The end.
-
-    @property
-    def in_flight(self) -> bool:
-        """Whether a write of it, a hook or a comparison may still touch the room's memory."""
-        return not self.drained or self.working > 0
-
-    def _begin(self, what: str) -> None:
-        self.working += 1
-        self._under_way[what] = self._under_way.get(what, 0) + 1
-
-    def _end(self, what: str) -> None:
-        self.working -= 1
-        self._under_way[what] -= 1
 
     @property
     def complete(self) -> bool:
         """Whether it has written everything, and no hook or comparison is under way."""
-        return self.finished and not self.working
+        return self.finished and not self.in_flight.working
 
     def verify(self, then: Done) -> None:
         """Compare digests, once, with what lies in memory. The room ends after that."""
@@ -248,7 +226,7 @@ class Writer:
             return
         self._verified = True
         what = "the comparison of digests"
-        self._begin(what)
+        self.in_flight.begin(what)
         workers, accepted = self._context.workers, self._accepted
 
         # `job` runs on a data thread, `done` on the control thread.
@@ -256,7 +234,7 @@ class Writer:
             return differing(self._plan, accepted, self._digests, self._ended)
 
         def done(found: Mapping[str, str] | None, defect: Reason | None) -> None:
-            self._end(what)
+            self.in_flight.end(what)
             then(self._not_as_sent(found) if found else defect)
 
         who = {"room": accepted.room, "peer": self.rank.name}
@@ -288,10 +266,10 @@ class Writer:
 
     def abort(self, then: Done) -> None:
         """The room failed: call the hooks' ``abort``, and count a writer without a request as drained."""
-        if not self.asked:
+        if not self.in_flight.asked:
             # Without a fence, only a request lets it write. With a fence, a data thread may be about to grant memory to
             # it. `revoke` runs after that. Only then it has drained.
-            self.drained = self.drained or self._context.fencing is None
+            self.in_flight.drained = self.in_flight.drained or self._context.fencing is None
         for name, hook in self._acting.items():
             if type(hook).abort is not ReceiveHook.abort:
                 self._run(name, partial(hook.abort, self._context_of(name)), then)
@@ -313,7 +291,7 @@ class Writer:
             transfer: object = fencing.revoke(name, accepted.room, accepted.generation)
             if not isinstance(transfer, Transfer):
                 raise BackendDefect.returned(self._context.backend, "`revoke` returned", transfer, "a Transfer")
-            if transfer.outcome is None or not self.drained:
+            if transfer.outcome is None or not self.in_flight.drained:
                 workers.watch(transfer, lambda ok, _: closed(name) if ok else None)
 
         prompt = self._context.backend.capabilities.prompt_fences
@@ -328,7 +306,7 @@ class Writer:
         for name, hook in self._acting.items():
             if type(hook).released is not ReceiveHook.released:
                 call = partial(hook.released, self._context_of(name))
-                if self.asked:
+                if self.in_flight.asked:
                     workers.moves.submit(("hook", room), call)
                 else:  # a data thread may still be in `prepare`
                     self._submit(call)
@@ -349,12 +327,12 @@ class Writer:
     def _run(self, component: str, call: Callable[[], Transfer | None], then: Done) -> None:
         """Call a hook on a data thread, and follow the transfer that it returns. ``then`` runs after both."""
         what = f"the receive hook of component {component!r}"
-        self._begin(what)
+        self.in_flight.begin(what)
         workers, strategy = self._context.workers, self._context.strategies[component].name
         who = {"room": self._accepted.room, "component": component, "peer": self.rank.name, "strategy": strategy}
 
         def done(ok: bool, reason: Reason | None) -> None:
-            self._end(what)
+            self.in_flight.end(what)
             if not ok and reason is None:
                 reason = self._reason(
                     "room.hook", f"a receive hook of component {component!r} failed", component=component
@@ -389,7 +367,7 @@ class Writer:
         """What the room still waits for from this rank; empty where there is nothing. Any thread."""
         rank = "?" if self.rank.rank is None else self.rank.rank
         if self.finished:
-            under_way = " and ".join(what for what, count in list(self._under_way.items()) if count)
+            under_way = self.in_flight.words
             return f"{under_way} for what came from rank {rank}" if under_way else ""
         begun = [name for name in self._expected if name in self._came]
         parts = [", ".join(name for name in self._expected if name not in self._came)]

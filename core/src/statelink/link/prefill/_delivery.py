@@ -7,18 +7,19 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from statelink import wire
-from statelink.backend import SendHook, Side, SubmitMode
+from statelink.backend import SendHook, SubmitMode
 from statelink.errors import MismatchError, Reason, StatelinkError
 from statelink.link._header import RoomHeader
 from statelink.link.runtime import Flag
 from statelink.plan import Items, checked_int, required
 
+from ._in_flight import DeliveryInFlight, RequestId
 from ._pusher import Pusher, PushResult
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from statelink.backend import Moved, Transfer
+    from statelink.backend import Moved
     from statelink.link._context import Context
     from statelink.link.runtime import Job
     from statelink.plan import PairPlan
@@ -26,17 +27,11 @@ if TYPE_CHECKING:
     from ._decode_rank import DecodeRank
     from ._push import Push
 
-__all__ = ["Delivery", "RequestId"]
+__all__ = ["Delivery"]
 
 AT_ONCE = 4096
 """Most blocks of a push that the control thread itself lists and submits, where the backend never blocks: one or two
 milliseconds of work. This saves a small request two changes of threads."""
-POLL_PENDING, POLL_STRAYS, POLL_BROKEN = 0.01, 0.25, 1.0
-"""Seconds between two polls of transfers that a failed room left behind: of running ones, of ones that failed and are
-not settled, and of running ones after ``poll`` raised."""
-
-RequestId = tuple[str, int, int]
-"""One request of one decode rank: its link name, the room and the generation."""
 
 
 class Delivery:
@@ -59,8 +54,7 @@ class Delivery:
         finished: Whether `wire.Finished` was made.
         received: Whether the destination said that it has everything from every prefill rank.
         drained: Whether `wire.Drained` was made: the destination is told that nothing is in flight to it.
-        exited: Whether the destination's process has ended. Then nothing counts as in flight to it.
-        unsettled: Per side, why it is not certain that the bytes of a failed transfer have stopped.
+        in_flight: What of it is in flight.
     """
 
     def __init__(
@@ -77,8 +71,7 @@ class Delivery:
         self.finished = False
         self.received = False
         self.drained = False
-        self.exited = False
-        self.unsettled: dict[Side, str] = {}
+        self.in_flight = DeliveryInFlight(context, rank)
         self._context = context
         self._plan = plan
         self._key = "peer", rank.name
@@ -97,16 +90,6 @@ class Delivery:
         """Whether the control thread itself goes on with the pushes. It does so only if every push that is under way or
         waits is small. Any thread may read this."""
         self._moved: dict[str, Moved] = {}
-        self._jobs = 0
-        """Jobs of pushes whose results have not come back."""
-        self._pending: list[Transfer] = []
-        """Transfers that a cancelled job left running."""
-        self._strays: list[Transfer] = []
-        """Transfers that failed and are not settled. The backend may settle them later."""
-        self._polls_pending = False
-        self._polls_strays = False
-        self._unknown = False
-        """Whether ``submit`` raised what it must not, so that it is not known what became of a batch."""
         self._released = False
 
     @classmethod
@@ -168,8 +151,8 @@ class Delivery:
 
     def start(self, push: Push, then: Callable[[Delivery, PushResult], None]) -> None:
         """Move a push after those before it. ``then`` is called on the control thread with the result."""
-        first = self._jobs == 0
-        self._jobs += 1
+        first = self.in_flight.jobs == 0
+        self.in_flight.jobs += 1
         blocks, nbytes = self._most(push)
         done = partial(then, self)
         few = self._prompt_bytes > 0 and nbytes <= self._prompt_bytes
@@ -214,21 +197,12 @@ class Delivery:
         else:
             moves.submit(self._key, job)
 
-    def take(self, pushed: PushResult) -> bool:
-        """Note what became of a push. Returns whether a failed write may still be in flight to the destination."""
-        self._jobs -= 1
+    def take(self, pushed: PushResult) -> None:
+        """Note what became of a push."""
         for name, moved in pushed.moved.items():
             before = self._moved.get(name)
             self._moved[name] = moved if before is None else before + moved
-        moving = pushed.moving
-        if moving.pending:
-            self._pending.extend(moving.pending)
-        if moving.unsettled:
-            self._unknown = True
-            self._unsettle(moving.unsettled, moving.reason.cause if moving.reason is not None else "")
-        for transfer in moving.strays:
-            self._keep_stray(transfer)
-        return bool(self.unsettled) and Side.TARGET in self.unsettled and not self.exited
+        self.in_flight.moved(pushed.moving)
 
     def note(self, component: str, payload: bytes, failed: Callable[[Reason], None]) -> None:
         """Give a hook the message of its counterpart. ``failed`` is called on the control thread if the hook raises."""
@@ -264,86 +238,6 @@ class Delivery:
 
     def _submit(self, job: Job) -> None:
         self._context.workers.moves.submit(self._key, job)
-
-    # What is in flight.
-
-    def in_flight(self, side: Side) -> bool:
-        """Whether a transfer may still read this side's memory (`Side.SOURCE`), or write to the destination's."""
-        return self.running or (bool(self.unsettled) and not self.exited and side in self.unsettled)
-
-    @property
-    def running(self) -> bool:
-        """Whether a job or a transfer is under way whose end this side will see."""
-        return bool(self._jobs or (self._pending and not self.exited))
-
-    def look_after(self, then: Callable[[Delivery], None]) -> None:
-        """Poll the transfers that failed or cancelled pushes left behind, unless a poll is under way.
-
-        Args:
-            then: Called on the control thread once some transfers have ended, and when it is time to call this again.
-        """
-        if self._pending and not self._jobs and not self.exited:
-            # One poll at a time, and one pause: each end of a pause calls this for every destination of the room.
-            if not self._polls_pending:
-                self._polls_pending = True
-                self._poll_pending(then)
-        elif self._strays and not self._polls_strays:
-            self._polls_strays = True
-            self._poll_strays(then)
-
-    def _poll_pending(self, then: Callable[[Delivery], None]) -> None:
-        transfers = list(self._pending)
-        self._jobs += 1
-
-        # Runs on the control thread, after a data thread has polled.
-        def done(polled: bool) -> None:
-            self._jobs -= 1
-            self._pending = [each for each in transfers if each.outcome is None]
-            for each in set(transfers).difference(self._pending):
-                self._keep_stray(each)
-            if self._pending:
-                self._context.after(POLL_PENDING if polled else POLL_BROKEN, again)
-            else:
-                again()
-
-        def again() -> None:
-            self._polls_pending = False
-            then(self)
-
-        running = [each for each in transfers if each.outcome is None]
-        self._context.workers.poll(("pending", self.rank.name), running, done)
-
-    def _poll_strays(self, then: Callable[[Delivery], None]) -> None:
-        # Runs on the control thread, after a data thread has polled.
-        def done(_: bool) -> None:
-            self._strays = [each for each in self._strays if each.outcome is not None and each.outcome.unsettled]
-            if self._strays:
-                self._context.after(POLL_STRAYS, partial(self._poll_strays, then))
-                return
-            self._polls_strays = False
-            if not self._unknown:
-                self.unsettled.clear()
-            then(self)
-
-        self._context.workers.poll(("strays", self.rank.name), list(self._strays), done)
-
-    def _keep_stray(self, transfer: Transfer) -> None:
-        """A transfer has ended: if it is not settled, keep it, since the backend may settle it later."""
-        outcome = transfer.outcome
-        if outcome is not None and outcome.unsettled:
-            self._strays.append(transfer)
-            self._unsettle(outcome.unsettled, outcome.reason)
-
-    def _unsettle(self, sides: frozenset[Side], why: str) -> None:
-        for side in sides:
-            self.unsettled.setdefault(side, why or "the backend does not say why")
-
-    def note_exit(self) -> bool:
-        """If anything is in flight, look whether the destination's process has ended. Returns whether that is new."""
-        if self.exited or not self.in_flight(Side.SOURCE) or not self.rank.exited:
-            return False
-        self.exited = True
-        return True
 
     # Messages.
 

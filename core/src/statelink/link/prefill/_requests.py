@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     from ._claims import Group, Stale
     from ._decode_rank import DecodeRank
     from ._decode_ranks import DecodeRanks
-    from ._delivery import RequestId
+    from ._in_flight import RequestId, UsesInFlight
     from ._pending import Asked
     from ._sending_state import SendingState
-    from ._uses_in_flight import UsesInFlight
 
 __all__ = ["Requests"]
 
@@ -48,16 +47,16 @@ class Requests:
         context: The link's parts.
         ranks: The decode ranks that are known.
         rooms: The rooms that send.
-        in_flight: Uses for which writes may be in flight after their room is over.
+        uses_in_flight: Uses for which writes may be in flight after their room is over.
     """
 
     def __init__(
-        self, context: Context, ranks: DecodeRanks, rooms: Rooms[SendingState], in_flight: UsesInFlight
+        self, context: Context, ranks: DecodeRanks, rooms: Rooms[SendingState], uses_in_flight: UsesInFlight
     ) -> None:
         self._context = context
         self._ranks = ranks
         self._rooms = rooms
-        self._in_flight = in_flight
+        self._uses_in_flight = uses_in_flight
         self._pending = PendingRequests(REMEMBERED, context.config.max_pending_request_bytes)
         self._tombstones = Tombstones(context.now, context.config.deadline)
         self._claims = Claims(context, ranks, self._pending, self._tombstones)
@@ -182,8 +181,8 @@ class Requests:
     def _may_land(self, use: RequestId) -> bool:
         """Whether writes for a use may be in flight, or may be started. Its room may be forgotten already."""
         found = ((room, room.delivery_to(use[0])) for room in self._rooms.with_id(use[1]))
-        return use in self._in_flight or any(
-            each is not None and each.use == use and (room.status not in ENDED or each.in_flight(Side.TARGET))
+        return use in self._uses_in_flight or any(
+            each is not None and each.use == use and (room.status not in ENDED or each.in_flight.on(Side.TARGET))
             for room, each in found
         )
 

@@ -12,12 +12,12 @@ from statelink.link._room_table import Rooms
 from statelink.link._status import Status
 
 from ._decode_ranks import DecodeRanks
+from ._in_flight import UsesInFlight
 from ._requests import Requests
 from ._sending import Sending
 from ._sending_state import SendingState
 from ._siblings import Siblings
 from ._to import read_to
-from ._uses_in_flight import UsesInFlight
 
 if TYPE_CHECKING:
     from statelink.link._context import Context
@@ -46,9 +46,9 @@ class PrefillRole:
         self._table = table
         self._rooms = Rooms(table, SendingState)
         self._ranks = DecodeRanks(context, self._lost)
-        self._in_flight = UsesInFlight()
+        self._uses_in_flight = UsesInFlight()
         self._siblings = Siblings(context, self._rooms)
-        self._requests = Requests(context, self._ranks, self._rooms, self._in_flight)
+        self._requests = Requests(context, self._ranks, self._rooms, self._uses_in_flight)
         self._soon = 2 * context.config.heartbeat
         """Seconds within which a heartbeat wakes the control thread in any case."""
 
@@ -73,7 +73,7 @@ class PrefillRole:
             self._table,
             self._ranks,
             self._requests,
-            self._in_flight,
+            self._uses_in_flight,
             self._siblings,
             room=room,
             tokens=tokens,
@@ -176,12 +176,12 @@ class PrefillRole:
         self._ranks.beat(now, late)
         self._siblings.beat()
         for room in self._rooms.all():
-            if room.status is Status.FAILED and not room.proven:
+            if room.status is Status.FAILED and not room.memory.proven:
                 room.look_for_exits()
 
     def busy(self) -> bool:
         """See `Role.busy`."""
-        return any(each.running for room in self._rooms.all() for each in room.deliveries)
+        return any(each.in_flight.running for room in self._rooms.all() for each in room.deliveries)
 
     def moves(self) -> bool:
         """See `Role.moves`."""
@@ -202,8 +202,8 @@ class PrefillRole:
     def _destinations(self) -> set[str]:
         """Link names of the decode ranks to which a write may be in flight."""
         deliveries = (each for room in self._rooms.all() for each in room.deliveries)
-        in_flight = {each.rank.name for each in deliveries if each.in_flight(Side.TARGET)}
-        return in_flight | self._in_flight.destinations()
+        in_flight = {each.rank.name for each in deliveries if each.in_flight.on(Side.TARGET)}
+        return in_flight | self._uses_in_flight.destinations()
 
     def knows(self, name: str) -> bool:
         """Whether a peer that dialled this link, by its link name, has introduced itself."""

@@ -97,7 +97,7 @@ class Sending(Room):
                     code="room.pushes",
                 )
             pushes.add(push)
-            state.name_memory()
+            state.memory.name()
             context.post(lambda: state.pushed(push))  # with the lock, so that pushes of two threads keep their order
 
     def _named_memory(self) -> str:

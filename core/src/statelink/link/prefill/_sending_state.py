@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
 
     from ._decode_rank import DecodeRank
     from ._decode_ranks import DecodeRanks
+    from ._in_flight import UsesInFlight
     from ._push import Push
     from ._pusher import PushResult
     from ._to import To
-    from ._uses_in_flight import UsesInFlight
 
 __all__ = ["Admission", "OtherRanks", "PushBudget", "SendingState"]
 
@@ -95,7 +96,7 @@ class SendingState(RoomState):
         budget: Counts pushes.
         ranks: Knows the decode ranks, and sends messages to them.
         admission: Decides which instance the room belongs to.
-        in_flight: Uses for which writes may be in flight after their room is over.
+        uses_in_flight: Uses for which writes may be in flight after their room is over.
         siblings: The other ranks of this link's own instance.
         to: The decode instance that the engine named, if it named one.
 
@@ -123,7 +124,7 @@ class SendingState(RoomState):
         budget: PushBudget,
         ranks: DecodeRanks,
         admission: Admission,
-        in_flight: UsesInFlight,
+        uses_in_flight: UsesInFlight,
         siblings: OtherRanks,
         *,
         room: int,
@@ -139,7 +140,7 @@ class SendingState(RoomState):
         self._budget = budget
         self._ranks = ranks
         self._admission = admission
-        self._in_flight = in_flight
+        self._uses_in_flight = uses_in_flight
         self._siblings = siblings
         self._deliveries: dict[str, Delivery] = {}
         self._queue: deque[Push] = deque()
@@ -272,16 +273,16 @@ class SendingState(RoomState):
         return False
 
     def pushed(self, push: Push) -> None:
-        """Take a push of the engine. Runs on the control thread, after `name_memory` on the engine's."""
-        self._take_named()
+        """Take a push of the engine. Runs on the control thread, after `RoomMemory.name` on the engine's."""
+        self.memory.heard()
         self._pushes += 1
         self._complete = push.last
         self._items.append(push.items)
         if self.status in ENDED:  # it failed in the meantime
             self._budget.count_pushes(-1)
-            self.update_quiesced()
+            self.update_memory()
             return
-        self._queue.append(push)  # `name_memory` has noted already that the memory is in use
+        self._queue.append(push)
         if self._deliveries and self._ends_right(push):
             self._pump()
 
@@ -304,8 +305,9 @@ class SendingState(RoomState):
         """A push is visible at a destination, or failed. Control thread."""
         self._budget.count_pushes(-1)
         moving = pushed.moving
-        if delivery.take(pushed):
-            self._in_flight.add(delivery.use)
+        delivery.take(pushed)
+        if delivery.in_flight.unproven:
+            self._uses_in_flight.add(delivery.use)
         self._count_moved(pushed.moved)
         if moving.reason is not None:
             named = {
@@ -339,7 +341,7 @@ class SendingState(RoomState):
             if not each.received:
                 return
         self.step(Status.SUCCEEDED)
-        self.update_quiesced()
+        self.update_memory()
 
     def note(self, delivery: Delivery, component: str, payload: bytes) -> None:
         """Give a send hook the message of its counterpart."""
@@ -360,9 +362,9 @@ class SendingState(RoomState):
 
     def look_for_exits(self) -> None:
         """Look whether the processes of destinations have ended: then nothing is in flight to them any more."""
-        exited = [each for each in self._deliveries.values() if each.note_exit()]
+        exited = [each for each in self._deliveries.values() if each.in_flight.find_exit()]
         for delivery in exited:
-            self._in_flight.discard(delivery.use)
+            self._uses_in_flight.discard(delivery.use)
         if exited:
             self._after_change()
 
@@ -418,33 +420,32 @@ class SendingState(RoomState):
         """Send Drained to destinations of a failed room, once nothing is in flight to them, and update quiescence."""
         failed = self.status is Status.FAILED
         for delivery in self._deliveries.values():
-            delivery.look_after(self._looked_after)
+            delivery.in_flight.look_after(partial(self._looked_after, delivery))
             if not failed:
                 continue
-            if not delivery.in_flight(Side.TARGET) and not delivery.drained:
+            if not delivery.in_flight.on(Side.TARGET) and not delivery.drained:
                 self._ranks.send(delivery.say_drained())
-            if not delivery.in_flight(Side.SOURCE):
+            if not delivery.in_flight.on(Side.SOURCE):
                 delivery.tell_released()
-        self.update_quiesced()
+        self.update_memory()
 
     def _looked_after(self, delivery: Delivery) -> None:
         """Transfers that a failed room left behind were polled. Control thread."""
-        if Side.TARGET in delivery.unsettled and not delivery.exited:
-            self._in_flight.add(delivery.use)
+        if delivery.in_flight.unproven:
+            self._uses_in_flight.add(delivery.use)
         else:
-            self._in_flight.discard(delivery.use)
+            self._uses_in_flight.discard(delivery.use)
         self._after_change()
 
-    def update_quiesced(self) -> None:
-        """See `RoomState.update_quiesced`."""
+    def update_memory(self) -> None:
+        """See `RoomState.update_memory`."""
         ended = self.status in ENDED
         unread = ended or bool(self._deliveries)
         for each in self._deliveries.values():
-            # What runs is in flight on each side. What does not is in flight only if it is not settled.
-            if not (ended or each.finished) or each.running or (each.unsettled and each.in_flight(Side.SOURCE)):
+            if not (ended or each.finished) or each.in_flight.on(Side.SOURCE):
                 unread = False
                 break
-        self._set_quiesced(not self._pushes or unread)
+        self._memory_is_quiet(not self._pushes or unread)
         if ended:
             self._watcher.forget(self)
 
@@ -505,6 +506,7 @@ class SendingState(RoomState):
         }
         nbytes = self.bytes_of(counts)
         for delivery in self.deliveries:
-            if Side.SOURCE in delivery.unsettled:
-                return nbytes, delivery.unsettled[Side.SOURCE]
+            why = delivery.in_flight.unsettled.get(Side.SOURCE)
+            if why is not None:
+                return nbytes, why
         return nbytes, "transfers are in flight"

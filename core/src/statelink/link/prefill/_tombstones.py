@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from statelink.errors import Reason
     from statelink.link._header import RoomKey
 
-    from ._delivery import RequestId
+    from ._in_flight import RequestId
     from ._to import To
 
 __all__ = ["ANYBODY", "NAMED", "REMEMBERED", "AskingRank", "GivenUp", "Tombstone", "Tombstones"]

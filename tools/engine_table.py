@@ -1,6 +1,7 @@
 """The table of what the tests with an engine found, made from their report.
 
-``python -m tools.engine_table REPORT FILE`` writes it to a Markdown file.
+``python -m tools.engine_table REPORT... FILE`` writes it to a Markdown file. The first report is that of a whole run.
+The others are of tests that failed in it and were run again, by name. The table says so of each of them.
 """
 
 from __future__ import annotations
@@ -71,6 +72,18 @@ def _rows(report: dict[str, Any]) -> Iterator[str]:
         yield ""
 
 
+def replaced(whole: dict[str, Any], again: list[dict[str, Any]]) -> dict[str, Any]:
+    """A report with the outcomes of tests that were run again."""
+    later = {(test["file"], test["name"]): test for report in again for test in report["tests"]}
+    tests = []
+    for test in whole["tests"]:
+        found = later.get((test["file"], test["name"]))
+        if found is not None:
+            test = {**found, "why": found["why"] or f"run again by name, since it {test['outcome']} in the whole run"}
+        tests.append(test)
+    return {**whole, "tests": tests}
+
+
 def _words(name: str) -> str:
     """A test's name as words."""
     function, _, parameters = name.rpartition("::")[2].partition("[")
@@ -80,10 +93,11 @@ def _words(name: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("report", type=Path)
+    parser.add_argument("report", type=Path, nargs="+")
     parser.add_argument("file", type=Path)
     given = parser.parse_args()
-    given.file.write_text(render(json.loads(given.report.read_text())))
+    whole, *again = (json.loads(each.read_text()) for each in given.report)
+    given.file.write_text(render(replaced(whole, again)))
 
 
 if __name__ == "__main__":

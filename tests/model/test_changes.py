@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from statelink.link import Status, _room_table
+from statelink.link import Status, _changed_rooms
 from statelink.link._room_table import RoomTable
 
 ROOMS, CHANGES = 8, 20_000
@@ -58,7 +58,7 @@ def test_no_change_is_missed_by_an_engine_that_waits(takers: int, hurried: None)
 
     def take() -> None:
         while True:
-            for room in table.take_changes(None):
+            for room in table.changes.take(None):
                 taken: Any = room
                 if taken.noted < 0:
                     return
@@ -89,23 +89,23 @@ def test_no_change_is_missed_by_an_engine_that_waits(takers: int, hurried: None)
 def test_a_change_that_was_taken_early_ends_no_later_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine takes the room after it is in the queue, and before the control thread sets the event."""
     table, rooms = table_of(1)
-    set_event, inside, gate = table._any_change.set, threading.Event(), threading.Event()
+    set_event, inside, gate = table.changes._any.set, threading.Event(), threading.Event()
 
     def late() -> None:
         inside.set()
         assert gate.wait(20)
         set_event()
 
-    monkeypatch.setattr(table._any_change, "set", late)
+    monkeypatch.setattr(table.changes._any, "set", late)
     control = threading.Thread(target=table.changed, args=(rooms[0][0],))
     control.start()
     assert inside.wait(20)
-    assert len(table.take_changes(0.0)) == 1
+    assert len(table.changes.take(0.0)) == 1
     gate.set()
     control.join(20)
     monkeypatch.undo()
     found: list[Any] = []
-    engine = threading.Thread(target=lambda: found.extend(table.take_changes(None)))
+    engine = threading.Thread(target=lambda: found.extend(table.changes.take(None)))
     engine.start()
     engine.join(0.05)
     table.changed(rooms[0][0])
@@ -117,16 +117,16 @@ def test_changed_rooms_come_in_order_and_once() -> None:
     table, rooms = table_of(3)
     for place in (2, 0, 2, 1):
         table.changed(rooms[place][0])
-    assert [room.room for room in table.take_changes(0.0)] == [3, 1, 2]
-    assert table.take_changes(0.0) == table.take_changes(0.01) == []
+    assert [room.room for room in table.changes.take(0.0)] == [3, 1, 2]
+    assert table.changes.take(0.0) == table.changes.take(0.01) == []
     table.changed(rooms[1][0])
-    assert [room.room for room in table.take_changes(None)] == [2]
+    assert [room.room for room in table.changes.take(None)] == [2]
 
 
 def test_the_oldest_changes_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_room_table, "UNTAKEN_CHANGES", 2)
+    monkeypatch.setattr(_changed_rooms, "UNTAKEN_ROOMS", 2)
     table, rooms = table_of(4)
     for state, _ in rooms:
         table.changed(state)
     assert table.load()["changes_dropped"] == 2
-    assert [room.room for room in table.take_changes(0.0)] == [3, 4]
+    assert [room.room for room in table.changes.take(0.0)] == [3, 4]

@@ -142,6 +142,8 @@ class Repeated:
         if stop:
             doomed.stop()
             time.sleep(STOP)
+            for room in rooms:  # until the survivor has noticed, which may take longer on a busy machine
+                room.wait(SOON)
             doomed.go_on()
             receiving[0].abort()  # where it is decode that goes on, it may still wait for prefill's engine
             rooms = [*receiving, *sending]

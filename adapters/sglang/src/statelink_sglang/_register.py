@@ -6,7 +6,7 @@ import enum
 import logging
 from typing import Any
 
-from . import _hooks, _routing
+from . import _routing
 from ._seam import CONTROLLER, SCHEDULER, differences, loaded
 
 __all__ = ["NAME", "register"]
@@ -47,7 +47,7 @@ def _register() -> None:
     HookRegistry.register(f"{UTILS}.get_kv_class", around_get_kv_class, HookType.AROUND)
     hooks: dict[str, Any] = {}
     if loaded(SCHEDULER):  # naming a scheduler's module would import it; the other processes need none of this
-        from . import _admission
+        from . import _admission, _hooks
 
         hooks.update(_hooks.AROUND)
         hooks.update(_admission.AROUND)

@@ -398,7 +398,7 @@ class Link:
             timeout = None if timeout is None else wait_time(timeout)
         if self._context.forked:
             self._context.check_process()
-        return self._table.take_changes(timeout)
+        return self._table.changes.take(timeout)
 
     def snapshot(self) -> dict[str, Any]:
         """Peers, rooms, the memory that rooms hold, queues and dropped frames, as plain values; see docs/operate.md."""

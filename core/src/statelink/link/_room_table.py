@@ -1,17 +1,17 @@
-"""The rooms of a link: their ids, the queue of changed rooms that the engine takes, and the push budget."""
+"""The rooms of a link, by their ids."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from statelink._logs import logger
 from statelink.errors import ClosedError, RoomError
 
+from ._changed_rooms import ChangedRooms
 from ._deadlines import Deadlines
+from ._push_budget import PushBudget
 from ._status import ENDED
 from ._totals import Totals
 
@@ -24,10 +24,6 @@ __all__ = ["RoomTable", "Rooms", "closed", "suspended", "unfinished"]
 
 log = logger("statelink.link")
 
-UNTAKEN_CHANGES = 4096
-"""Most changed rooms that are kept until the first call of `RoomTable.take_changes`. An engine may never call it, and
-look at each of its rooms instead."""
-
 MOST_NAMED = 8
 """Most rooms that an error names."""
 
@@ -35,24 +31,26 @@ AnyState = TypeVar("AnyState", bound="RoomState")
 
 
 class RoomTable:
-    """All rooms of a link by role and id, with what they share: deadlines, the queue of changes and the push budget.
+    """All rooms of a link by role and id. They share their deadlines, the queue of changes and the push budget.
 
-    Thread-safe; only `take_changes` blocks.
+    Thread-safe; nothing blocks.
 
     Args:
         context: The link's parts.
 
     Attributes:
         watch: Watches a room's deadline, which is new, or has changed. Control thread.
+        changes: Rooms that changed since the engine took them last.
+        push_budget: Counts the pushes of all rooms.
     """
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self.watch = Deadlines(context).add
         self._totals = Totals()
-        self._most_pushes = context.config.max_pushes
+        self.push_budget = PushBudget(context.config.max_pushes)
         self._lock = threading.RLock()  # a signal handler or a `__del__` may call the link meanwhile
-        """Guards the ids and the number of pushes."""
+        """Guards the ids."""
         self._rooms: dict[str, dict[int, tuple[RoomState, Room]]] = {"prefill": {}, "decode": {}}
         """By the role that this link plays in the room, and by id."""
         self._unproven: dict[RoomState, None] = {}
@@ -61,16 +59,8 @@ class RoomTable:
         """Whether no room may be opened, since the link is suspended."""
         self._ended = False
         """Whether no room may be opened any more, since the link is closed."""
-        self._changes: dict[Room, None] = {}
-        """Rooms that changed, in order. The control thread adds to them, and a thread of the engine takes from them;
-        each single operation is atomic."""
-        self._most_changes = UNTAKEN_CHANGES
-        self._changes_dropped = 0
-        self._any_change = threading.Event()
-        self._told = False
-        """Whether `_any_change` is set, or about to be. See `take_changes` for the order of the two."""
+        self.changes = ChangedRooms(context.config.max_rooms)
         self._end_hook = context.hooks.hook.statelink_room_ended
-        self._pushes = 0
 
     def all(self) -> list[tuple[RoomState, Room]]:
         """Every room that is open or holds memory, with the engine's handle of it. Any thread."""
@@ -163,16 +153,8 @@ class RoomTable:
             current, handle = self._rooms[state.role][state.room]
         except KeyError:
             return
-        if current is not state or handle in self._changes:
-            return
-        self._changes[handle] = None
-        if not self._told:
-            self._told = True
-            self._any_change.set()
-        if len(self._changes) > self._most_changes:
-            with contextlib.suppress(StopIteration, RuntimeError, KeyError):  # the engine takes them meanwhile
-                del self._changes[next(iter(self._changes))]
-                self._changes_dropped += 1
+        if current is state:
+            self.changes.add(handle)
 
     def ended(self, state: RoomState) -> None:
         """Count a room that has ended, and tell the observers."""
@@ -204,46 +186,6 @@ class RoomTable:
         """Count a room whose memory was taken back without proof."""
         self._totals.taken_back(state, by)
 
-    # What the engine takes.
-
-    def take_changes(self, timeout: float | None) -> list[Room]:
-        """Rooms that changed since the last call. Waits up to ``timeout`` seconds for the first one. Any thread."""
-        self._most_changes = max(UNTAKEN_CHANGES, 2 * self._context.config.max_rooms)
-        until = None if timeout is None else time.monotonic() + timeout
-        while not self._changes and timeout != 0:
-            if not self._any_change.wait(None if until is None else until - time.monotonic()):
-                break
-            # The event may be that of a change that an earlier call took: then the queue is empty, and this waits on.
-            self._any_change.clear()
-            self._told = False
-        if self._told:
-            # In this order, and before the queue is read. The control thread adds to the queue, then looks at `_told`,
-            # and sets the event last. So after a later change, the event is set, or is about to be.
-            self._any_change.clear()
-            self._told = False
-        found = []
-        with contextlib.suppress(KeyError):  # another thread took the last one
-            while self._changes:
-                # A change before this line is not queued again: the engine reads the status after this method returns.
-                found.append(self._changes.popitem()[0])
-        found.reverse()
-        return found
-
-    # The push budget. A push that waits for decode counts once; a push that is under way counts for each destination.
-
-    def admit_push(self) -> bool:
-        """Count a new push, and return true; false if ``max_pushes`` are counted already. A thread of the engine."""
-        with self._lock:
-            if self._pushes >= self._most_pushes:
-                return False
-            self._pushes += 1
-            return True
-
-    def count_pushes(self, count: int) -> None:
-        """Add ``count``, which may be negative, to the number of pushes. No limit applies here. Control thread."""
-        with self._lock:
-            self._pushes += count
-
     def totals(self) -> dict[str, Any]:
         """See `Totals.snapshot`. Any thread."""
         return self._totals.snapshot()
@@ -251,9 +193,9 @@ class RoomTable:
     def load(self) -> dict[str, int]:
         """Numbers of pushes and changed rooms that wait. Any thread."""
         return {
-            "pushes": self._pushes,
-            "changes": len(self._changes),
-            "changes_dropped": self._changes_dropped,
+            "pushes": self.push_budget.pushes,
+            "changes": len(self.changes),
+            "changes_dropped": self.changes.dropped,
             "taken_back": len(self._unproven),
         }
 

@@ -70,7 +70,7 @@ class PrefillRole:
         state = SendingState(
             self._context,
             self._table,
-            self._table,
+            self._table.push_budget,
             self._ranks,
             self._requests,
             self._uses_in_flight,
@@ -82,7 +82,7 @@ class PrefillRole:
             to=None if to is None else read_to(to, self._context.channel.allowed),
         )
         state.content = content
-        sending = Sending(state, self._table)
+        sending = Sending(state, self._table.push_budget)
         self._table.enter(state, sending)
         loop = self._context.loop
         loop.post_quietly(lambda: self._open(state))

@@ -13,9 +13,10 @@ from statelink.link._status import Status
 from ._push import PushChecks
 
 if TYPE_CHECKING:
+    from statelink.link._push_budget import PushBudget
     from statelink.link._room_state import Ready
 
-    from ._sending_state import PushBudget, SendingState
+    from ._sending_state import SendingState
 
 __all__ = ["Sending"]
 
@@ -88,7 +89,7 @@ class Sending(Room):
             if type(items) is not dict or ready is not None:
                 self._check_given(items, ready, "room.push")
             push = pushes.check(items, whole_span, whole_layers, ready, last)
-            if not self._budget.admit_push():
+            if not self._budget.admit():
                 most = context.config.max_pushes
                 raise pushes.error(
                     f"room {state.room} is pushed faster than pushes are moved",

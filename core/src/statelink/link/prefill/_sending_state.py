@@ -24,6 +24,7 @@ from ._standings import Standings
 if TYPE_CHECKING:
     from statelink import wire
     from statelink.link._context import Context
+    from statelink.link._push_budget import PushBudget
     from statelink.plan import Items
 
     from ._decode_rank import DecodeRank
@@ -33,17 +34,7 @@ if TYPE_CHECKING:
     from ._pusher import PushResult
     from ._to import To
 
-__all__ = ["Admission", "OtherRanks", "PushBudget", "SendingState"]
-
-
-class PushBudget(Protocol):
-    """Counts the pushes of a link."""
-
-    def admit_push(self) -> bool:
-        """Count a new push, unless there are too many. A thread of the engine."""
-
-    def count_pushes(self, count: int) -> None:
-        """Add ``count``, which may be negative, to the number of pushes. Control thread."""
+__all__ = ["Admission", "OtherRanks", "SendingState"]
 
 
 class Admission(Protocol):
@@ -279,7 +270,7 @@ class SendingState(RoomState):
         self._complete = push.last
         self._items.append(push.items)
         if self.status in ENDED:  # it failed in the meantime
-            self._budget.count_pushes(-1)
+            self._budget.count(-1)
             self.update_memory()
             return
         self._queue.append(push)
@@ -297,13 +288,13 @@ class SendingState(RoomState):
             self._queue.popleft()
             self.step(Status.TRANSFERRING)
             if len(self._deliveries) > 1:
-                self._budget.count_pushes(len(self._deliveries) - 1)  # one for each destination now
+                self._budget.count(len(self._deliveries) - 1)  # one for each destination now
             for delivery in self._deliveries.values():
                 delivery.start(push, self._moved_push)
 
     def _moved_push(self, delivery: Delivery, pushed: PushResult) -> None:
         """A push is visible at a destination, or failed. Control thread."""
-        self._budget.count_pushes(-1)
+        self._budget.count(-1)
         moving = pushed.moving
         delivery.take(pushed)
         if delivery.in_flight.unproven:
@@ -385,7 +376,7 @@ class SendingState(RoomState):
         ended = self._end_in_failure(reason)
         if ended is None:
             return
-        self._budget.count_pushes(-len(self._queue))
+        self._budget.count(-len(self._queue))
         self._queue.clear()
         for delivery in self._deliveries.values():
             delivery.cancel()

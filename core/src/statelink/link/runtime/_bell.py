@@ -7,6 +7,9 @@ import os
 import sys
 import threading
 import weakref
+from functools import partial
+
+from statelink._holding import into
 
 __all__ = ["Bell"]
 
@@ -30,10 +33,12 @@ class Bell:
     """
 
     def __init__(self) -> None:
-        self._descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._end = weakref.finalize(self, os.close, self._descriptor)
+        made: list[int] = []
+        self._end = weakref.finalize(self, _close_all, made)
         """Closes the descriptor, once, also if the opening of a link fails and nobody calls `close`."""
         self._end.atexit = False
+        into(made, partial(os.eventfd, 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        self._descriptor = made[0]
         self._bytes = ctypes.create_string_buffer(WIDTH)
         self.rung = False
         self._lock = threading.RLock()
@@ -62,3 +67,8 @@ class Bell:
         with self._lock:
             self._descriptor = -1
         self._end()
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for each in descriptors:
+        os.close(each)

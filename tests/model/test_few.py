@@ -10,9 +10,8 @@ import pytest
 
 from statelink import state
 from statelink.backend import Ranges, _ranges
-from statelink.link.decode import _grant, _owed
-from statelink.link.decode._grant import Grantable
-from statelink.link.decode._owed import Owed
+from statelink.link.decode import _part
+from statelink.link.decode._part import Grantable, Owed
 from statelink.plan import Items, compile_pair, due, route
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ def test_few_granted_ranges_are_those_that_many_would_be(random: Random, monkeyp
             elsewhere = [name for name in ids if random.random() < 0.2]
             few = grantable.ranges(items, elsewhere)
             with monkeypatch.context() as patch:
-                patch.setattr(_grant, "SHORT", -1)
+                patch.setattr(_part, "SHORT", -1)
                 many = grantable.ranges(items, elsewhere)
             for here, there in zip(few, many, strict=True):
                 assert here.dtype == there.dtype == np.uint64
@@ -140,7 +139,7 @@ def test_few_granted_ranges_are_those_that_many_would_be(random: Random, monkeyp
 
 
 def test_what_is_owed_is_the_same_when_it_is_remembered(random: Random, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_owed, "REMEMBERED", 3)
+    monkeypatch.setattr(_part, "REMEMBERED", 3)
     _, plan = plan_of(random)
     owed = Owed(plan)
     for _ in range(100):

@@ -12,7 +12,7 @@ import pytest
 from statelink.errors import MismatchError, TransferError
 from statelink.link import Status
 from statelink.link.decode import _attaching
-from statelink.link.decode._route import plan_instance
+from statelink.link.decode._part import plan_instance
 from statelink.link.peers import InstanceState, RankState
 
 from .explore import CALM

@@ -10,7 +10,7 @@ from statelink.backend import UNKNOWN
 from statelink.errors import PeerError, Reason
 from statelink.link.peers import Carrier, InstanceEvent, InstanceState, Witness, check_transport
 
-from ._route import Part, plan_instance
+from ._part import Part, plan_instance
 
 if TYPE_CHECKING:
     from statelink.link._context import Context

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from statelink.plan import PairPlan
     from statelink.wire import Bye, Endpoint, Handshake
 
-    from ._route import Part
+    from ._part import Part
 
 __all__ = ["PrefillRank"]
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from ._connections import Connection, Connections
 from ._handshake import can_receive, can_send, check_peer, is_sibling
-from ._held import HeldHellos
 from ._process import Witness, this_process
-from ._reader import MAX_WAITING, HandshakeReader
+from ._reader import MAX_WAITING, HandshakeReader, HeldHellos
 from ._rendezvous import Explaining, Naming, Peer, Rendezvous, StaticRendezvous
 from ._states import DECODE_RANK, INSTANCE, InstanceEvent, InstanceState, RankEvent, RankState
 from ._transport import Carrier, check_transport, known_transport, transport_of

@@ -1,9 +1,14 @@
-"""Reads peers' handshakes: small ones at once on the control thread, large ones on a data thread."""
+"""Reads peers' handshakes, and keeps those that come while the link is suspended.
+
+Small ones are read at once, on the control thread, and large ones on a data thread.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
 
 from statelink._logs import logger
 from statelink.errors import WireError
@@ -11,13 +16,11 @@ from statelink.link.runtime import reason_of
 from statelink.wire import MAX_EFFORT, MAX_HANDSHAKE, read_handshake
 
 if TYPE_CHECKING:
-    import msgspec
-
     from statelink.errors import Reason
     from statelink.link.runtime import Workers
-    from statelink.wire import Channel, Handshake
+    from statelink.wire import Channel, Handshake, Hello
 
-__all__ = ["MAX_WAITING", "HandshakeReader"]
+__all__ = ["MAX_WAITING", "HandshakeReader", "HeldHellos"]
 
 log = logger("statelink.link")
 
@@ -95,3 +98,46 @@ def _read(raw: msgspec.Raw, check: Callable[[Handshake], Made], effort: int) -> 
         return check(read_handshake(raw, effort)), None
     except BaseException as error:  # the peer sent it: no content may do more than get it refused
         return None, reason_of(error)
+
+
+class HeldHellos:
+    """The latest `Hello` of each peer. Belongs to the control thread; none of its methods blocks.
+
+    Args:
+        most: Most peers.
+        most_bytes: Most bytes of their handshakes together.
+    """
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self._most = most
+        self._most_bytes = most_bytes
+        self._held: dict[str, Hello] = {}
+        self._nbytes = 0
+
+    def add(self, hello: Hello) -> None:
+        """Keep a handshake, instead of an earlier one of its sender.
+
+        Raises:
+            WireError: Too many others are kept (``wire.busy``). A peer that gets no answer repeats its handshake.
+        """
+        earlier = self._held.pop(hello.sender, None)
+        if earlier is not None:
+            self._nbytes -= _length(earlier)
+        if len(self._held) >= self._most or self._nbytes + _length(hello) > self._most_bytes:
+            raise WireError(
+                "a handshake came while too many others wait",
+                cause=f"{self._nbytes} bytes of {len(self._held)} others wait until this link is resumed",
+                code="wire.busy",
+            )
+        # A copy, because the handshake is a view of the whole message, which may be larger.
+        self._held[hello.sender] = msgspec.structs.replace(hello, handshake=hello.handshake.copy())
+        self._nbytes += _length(hello)
+
+    @property
+    def all(self) -> Iterable[Hello]:
+        """Every one that is kept."""
+        return self._held.values()
+
+
+def _length(hello: Hello) -> int:
+    return len(memoryview(hello.handshake))

@@ -88,7 +88,7 @@ class Window(NDArrayOperatorsMixin):
 
     def __init__(self, store: Store, start: int = 0, shape: tuple[int, ...] = ()) -> None:
         self._store = store
-        self._start = start
+        self.start = start
         self.shape = shape or (store.nbytes,)
 
     @property
@@ -100,7 +100,7 @@ class Window(NDArrayOperatorsMixin):
         return self.shape[0]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        found = self._store.read(self._start, self.size).reshape(self.shape)
+        found = self._store.read(self.start, self.size).reshape(self.shape)
         return found if dtype is None else found.astype(dtype)
 
     def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, **named: Any) -> Any:
@@ -119,7 +119,7 @@ class Window(NDArrayOperatorsMixin):
             part = self._part(key)
             data = np.empty(part.shape, np.uint8)
             data[...] = value
-            self._store.write(part._start, data)
+            self._store.write(part.start, data)
             return
         rows = np.asarray(key)
         values = np.broadcast_to(np.asarray(value, np.uint8), rows.shape + self.shape[1:])
@@ -137,14 +137,14 @@ class Window(NDArrayOperatorsMixin):
     def reshape(self, *shape: int) -> Window:
         """The same bytes in other rows; one extent may be -1."""
         known = int(np.prod([each for each in shape if each >= 0]))
-        return Window(self._store, self._start, tuple(each if each >= 0 else self.size // known for each in shape))
+        return Window(self._store, self.start, tuple(each if each >= 0 else self.size // known for each in shape))
 
     def _part(self, key: slice) -> Window:
         first, last, step = key.indices(len(self))
         if step != 1:
             raise IndexError("a window has every item between two")
         width = int(np.prod(self.shape[1:]))
-        return Window(self._store, self._start + first * width, (max(last - first, 0), *self.shape[1:]))
+        return Window(self._store, self.start + first * width, (max(last - first, 0), *self.shape[1:]))
 
 
 class DeviceArena:

@@ -97,7 +97,7 @@ class Attaching:
         handshake = rank.handshake
         assert handshake is not None
         connection = context.connections.join(handshake)
-        rank.connect(connection)
+        rank.connection = connection
 
         # Runs on a data thread.
         def job() -> tuple[Witness | None]:
@@ -125,13 +125,13 @@ class Attaching:
         if rank.plan is None or message.digest != rank.plan.digest:
             return
         transport = message.transport or UNKNOWN
-        rank.carry_by(transport)
+        rank.transport = transport
         try:
             check_transport(self._context.config.require, Carrier(transport), self._context.backend.name, rank.name)
         except PeerError as error:
             self._refuse(instance, error.reason)
             return
-        rank.confirm()
+        rank.attached = True
         self._maybe_ready(instance)
 
     def _maybe_ready(self, instance: Instance) -> None:

@@ -115,10 +115,6 @@ class Instance:
         self.asked = 0
         return [rank for address, rank in ranks.items() if address not in self.ranks]
 
-    def meet_other(self, address: str, name: str) -> None:
-        """Note that another instance answered at an address of this one."""
-        self.others[address] = name
-
     def renew(self, rank: PrefillRank, siblings: Iterable[str], now: float) -> None:
         """Forget what is known of a rank that was lost, because another process may answer at its address."""
         self.ranks[rank.address] = PrefillRank(rank.endpoint, now)
@@ -134,18 +130,6 @@ class Instance:
         self.ask_at = now + min(first * 2 ** min(self.asked, 16), longest)
         self.asked += 1
         return self.asked
-
-    def answer_sibling(self, address: str, handshake: Handshake) -> None:
-        """Note the handshake of another rank of this decode instance."""
-        self.siblings[address] = handshake
-
-    def explain(self, reason: Reason | None) -> None:
-        """Set why it was refused; ``None`` when it is tried again."""
-        self.reason = reason
-
-    def suspect_silence(self, suspect: bool) -> None:
-        """Set whether one of its ranks is silent."""
-        self.suspect = suspect
 
     @property
     def named(self) -> bool:

@@ -85,7 +85,7 @@ class Instances:
     def _try_again(self, instance: Instance) -> None:
         self._hang_up(instance)
         self._step(instance, InstanceEvent.RETRIED)
-        instance.explain(None)
+        instance.reason = None
         self._look_up.begin(instance)
 
     def _step(self, instance: Instance, event: InstanceEvent) -> bool:
@@ -205,7 +205,7 @@ class Instances:
                 continue
             rank = instance.ranks.get(address)
             if handshake is not None and self._look_up.is_other(instance, handshake, sibling=rank is None):
-                instance.meet_other(address, handshake.inventory.instance)
+                instance.others[address] = handshake.inventory.instance
                 self._look_up.again(instance)
                 continue
             if handshake is not None and rank is not None:
@@ -217,7 +217,7 @@ class Instances:
             if rank is not None:
                 rank.answer(handshake, self._context.now())
             else:
-                instance.answer_sibling(address, handshake)
+                instance.siblings[address] = handshake
             if instance.greeted:
                 self._attaching.plan(instance)
 
@@ -241,7 +241,7 @@ class Instances:
         if not self._step(instance, InstanceEvent.REFUSED):
             return
         log.warning("refused prefill instance %s: %s", instance.key, reason.coded)
-        instance.explain(reason)
+        instance.reason = reason
         for each in instance.parts:
             self._attaching.detach(each)
         for address, rank in instance.ranks.items():
@@ -317,7 +317,7 @@ class Instances:
             rank = instance.ranks.get(address)
             if rank is not None and message.sender == rank.name:
                 rank.hear(now)
-                instance.suspect_silence(False)
+                instance.suspect = False
                 found.append(rank)
         return found
 
@@ -401,7 +401,7 @@ class Instances:
                 log.warning("lost prefill rank %s: %s", rank.name, why)
                 self._lose(instance, rank, why)
                 return
-            instance.suspect_silence(instance.suspect or silent > liveness / 2)
+            instance.suspect = instance.suspect or silent > liveness / 2
             self._context.send(wire.Ping(sender=self._context.name, to=rank.name), rank.address)
 
     def suspend(self) -> None:

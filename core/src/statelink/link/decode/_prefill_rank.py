@@ -96,22 +96,10 @@ class PrefillRank:
         self.part, self.attached = part, False
         return known
 
-    def connect(self, connection: Connection) -> None:
-        """Set its connection, which may still have to be made."""
-        self.connection = connection
-
     def reach(self, witness: Witness | None) -> None:
         """Note that the connection is made, and set the witness. `Attach` may be sent to it now."""
         self.connected = True
         self.witness = witness
-
-    def confirm(self) -> None:
-        """Note that it confirmed its part."""
-        self.attached = True
-
-    def carry_by(self, transport: str) -> None:
-        """Note the transport that its backend says carries its bytes."""
-        self.transport = transport
 
     def detach(self) -> Connection | None:
         """Take its part away. Returns its connection, which the caller has to leave."""

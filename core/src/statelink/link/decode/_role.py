@@ -93,7 +93,7 @@ class DecodeRole:
         state.content = content
         receiving = Receiving(state)
         # Items are checked before the room is entered, so that refused ones leave no trace of it.
-        accepted = None if items is None else receiving._check_accept(items, prefix, ready)
+        accepted = None if items is None else receiving._check_accept(items, prefix, ready)  # noqa: SLF001 - its own
         self._table.enter(state, receiving)
         self._context.post(lambda: self._open(state, peer, accepted))
         return receiving

@@ -187,7 +187,7 @@ class Writer:
         if self._accepted.least != self._accepted.tokens:
             self._know(message.tokens)
         self.moved, self._digests = message.moved, message.digests
-        self.rank.carry_by(message.transport or UNKNOWN)
+        self.rank.transport = message.transport or UNKNOWN
         if message.digest != self._plan.digest:
             cause = f"{self._plan.digest.hex()} on decode, {message.digest.hex()} on prefill"
             return self._reason("room.digest", "a writer followed another plan", cause)

@@ -42,10 +42,6 @@ class Connection:
         self._users -= 1
         return not self._users
 
-    def note(self, made: bool) -> None:
-        """Set whether the backend reaches the peer. For jobs with the peer's key."""
-        self.made = made
-
 
 class Connections:
     """Tells the backend which peers to connect to, and which to forget.
@@ -103,7 +99,7 @@ class Connections:
                 raise
             with self._explained():
                 raise
-        connection.note(made=True)
+        connection.made = True
 
     def leave(self, connection: Connection) -> None:
         """End a use of the connection. After the last use, the backend forgets the peer."""
@@ -114,7 +110,7 @@ class Connections:
 
     def _end(self, connection: Connection) -> None:
         """Forget the peer, if the backend has this connection to it. A job with the peer's key."""
-        connection.note(made=False)
+        connection.made = False
         name = connection.handshake.link
         if self._tried.get(name) is connection:  # also one that failed: parts of it may exist
             del self._tried[name]

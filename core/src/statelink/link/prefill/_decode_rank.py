@@ -22,7 +22,7 @@ __all__ = ["DecodeRank"]
 class DecodeRank:
     """A decode rank that introduced itself. Any thread may read it.
 
-    The control thread changes it, except that the job which attaches it calls `see`.
+    The control thread changes it, except that the job which attaches it sets the witness, on a data thread.
 
     Args:
         handshake: Its handshake.
@@ -40,6 +40,7 @@ class DecodeRank:
         expected: Decode ranks of its instance that ask this rank for each room; before it is attached, all of them.
         heard: When its last message came.
         since: When it introduced itself.
+        has_pong: Whether a Pong was sent to it since the last heartbeat.
     """
 
     def __init__(self, handshake: wire.Handshake, regions: RegionTable, backend: Backend, now: float) -> None:
@@ -55,8 +56,7 @@ class DecodeRank:
         self.joint: JointPushes | None = None
         self.expected = handshake.inventory.ranks
         self._backend = backend
-        self._has_pong = True
-        """Whether a Pong was sent to it since the last heartbeat."""
+        self.has_pong = True
 
     @property
     def exited(self) -> bool:
@@ -86,30 +86,14 @@ class DecodeRank:
         self.state = state
         return True
 
-    def hear(self, now: float) -> None:
-        """A message of it came."""
-        self.heard = now
-
     def count_sleep(self, late: float) -> None:
         """Do not count the seconds for which this process did not run as silence of the rank."""
         self.heard += late
 
-    def answer_ping(self) -> None:
-        """Note that its Ping is answered: it gets a Pong."""
-        self._has_pong = True
-
     def needs_pong(self) -> bool:
         """Whether it got no Pong since the last call of this method."""
-        needed, self._has_pong = not self._has_pong, False
+        needed, self.has_pong = not self.has_pong, False
         return needed
-
-    def connect(self, connection: Connection) -> None:
-        """Set its connection, which may still have to be made."""
-        self.connection = connection
-
-    def see(self, witness: Witness | None) -> None:
-        """Set its witness. Called by the job that attaches it, on a data thread."""
-        self.witness = witness
 
     def attach(self, plan: PairPlan, expected: int, joint: JointPushes | None) -> None:
         """Note that it is attached.

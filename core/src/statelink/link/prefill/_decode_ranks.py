@@ -93,13 +93,13 @@ class DecodeRanks:
         """
         rank, context = self._ranks.get(message.sender), self._context
         if rank is not None:
-            rank.hear(context.now())
+            rank.heard = context.now()
         return rank if message.to == context.name else None
 
     def handle(self, message: wire.Message, rank: DecodeRank) -> None:
         """Handle a message that is not about a room, from a known rank."""
         if isinstance(message, wire.Ping):
-            rank.answer_ping()
+            rank.has_pong = True
             self._context.send(wire.Pong(sender=self._context.name, to=message.sender))
         elif isinstance(message, wire.Attach):
             self._attach(message, rank)
@@ -183,12 +183,12 @@ class DecodeRanks:
         connection = rank.connection
         if connection is None:
             connection = context.connections.join(rank.handshake)
-            rank.connect(connection)
+            rank.connection = connection
 
         # The first two run on data threads, the other two on the control thread.
         def compile_part() -> PairPlan:
             if message.same_host and rank.witness is None:
-                rank.see(Witness.of(rank.handshake.process, None))
+                rank.witness = Witness.of(rank.handshake.process, None)
             plan = self._compile(message, rank)
             # The backend is called with the peer's key, in order with all its other calls about this peer. Compiling
             # has another key, so that it does not wait for these calls.

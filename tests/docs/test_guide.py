@@ -192,25 +192,15 @@ def test_an_abort_and_another_try(links: tuple[Link, Pools, Link, Pools]) -> Non
         def quiesced(self) -> bool:
             return receiving.quiesced
 
-    names = {"link": decode, "room": 9, "N": TOKENS, "pages": items["kv"], "free": freed.append, "Status": Status}
+    names = {"link": decode, "next_room": 10, "N": TOKENS, "pages": items["kv"], "free": freed.append, "Status": Status}
     again = run("abort", receiving=Ending(), **names)["receiving"]
     assert first.reason is not None
     assert first.reason.cause == "its client left"
     assert freed == [items["kv"]]
     again.accept(items)
-    prefill.send(9, tokens=TOKENS, attempt=2).push(items)
+    prefill.send(10, tokens=TOKENS).push(items)
     assert again.wait(60)
     again.check()
-    np.testing.assert_array_equal(here.k7[:13], there.k7[:13])
-
-
-def test_attempts(links: tuple[Link, Pools, Link, Pools]) -> None:
-    prefill, here, decode, there = links
-    rooms = run("attempt", link=Both(prefill, decode), room=9, N=TOKENS)
-    rooms["sending"].push({"kv": np.arange(13), "mamba": [0], "aux": [0]})
-    rooms["receiving"].accept({"kv": np.arange(13), "mamba": [0], "aux": [0]})
-    assert rooms["receiving"].wait(60)
-    rooms["receiving"].check()
     np.testing.assert_array_equal(here.k7[:13], there.k7[:13])
 
 

@@ -78,8 +78,8 @@ class Fleet:
         source, target = self.prefill.items(self.rng, tokens), self.decode.items(self.rng, tokens, prefix)
         return Case(next(_rooms), tokens, prefix, source, target)
 
-    def receive(self, case: Case) -> list[RoomHandle]:
-        named = {"prefix": case.prefix, "deadline": 30}
+    def receive(self, case: Case, **more: Any) -> list[RoomHandle]:
+        named = {"prefix": case.prefix, "deadline": 30, **more}
         links = self.decode.links
         return [link.receive(case.room, self.peer, case.tokens, only(case.target, link), **named) for link in links]
 

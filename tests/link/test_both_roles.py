@@ -48,7 +48,7 @@ def test_a_link_of_both_roles_works_with_links_of_one(sends: str, receives: str)
     source, target = Rank("s", 1), Rank("t")
     with source.open({**BOTH, "role": sends}) as prefill, target.open({**BOTH, "role": receives}) as decode:
         receiving = decode.receive(1, prefill.address, 160, {"kv": range(10)})
-        prefill.send(1, 160, to="t").push({"kv": range(10)})
+        prefill.send(1, 160).push({"kv": range(10)})
         assert receiving.wait(20, quiesced=True) is Status.SUCCEEDED, receiving.reason
         assert np.array_equal(target.arrays[:, :10], source.arrays[:, :10])
 

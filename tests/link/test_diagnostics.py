@@ -70,14 +70,3 @@ def test_a_hook_that_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) -> N
             receiving.reason.cause == "it still waits for the receive hook of component 'kv' for what came from rank 0"
         )
         assert receiving.reason.diagnostics["missing"] == "the receive hook of component 'kv' for what came from rank 0"
-
-
-def test_attempts_that_differ_are_named() -> None:
-    with opened("prefill") as prefill, opened("decode", peers={"p": [prefill.address]}) as decode:
-        decode.receive(7, "p", 8, {"kv": [1, 0], "aux": [0]}, deadline=60)
-        while not prefill.snapshot()["load"]["pending_requests"]:
-            prefill.changes(0.1)
-        sending = prefill.send(7, 8, deadline=0.2, attempt=3)
-        assert sending.wait(15) is Status.FAILED
-        assert sending.reason is not None
-        assert sending.reason.cause == "decode asked for attempt 0 of it, and this is attempt 3"

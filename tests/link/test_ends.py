@@ -25,8 +25,8 @@ PHASES = ["opened", "asked", "gated", "mid-chunk", "all but the last"]
 def reach(phase: str, pair: Pair, case: Case) -> tuple[RoomHandle, RoomHandle]:
     """Bring a room to a phase, and hold it there."""
     if phase == "opened":
-        receiving = pair.decode.receive(case.room, pair.prefill.address, case.tokens)
-        sending = pair.send(case, to="decode")
+        receiving = pair.decode.receive(case.room, pair.prefill.address, case.tokens, sole=True)
+        sending = pair.send(case)
         receiving.reach(Status.WAITING)
         return receiving, sending
     receiving, sending = pair.begin(case)
@@ -73,11 +73,11 @@ def test_an_abort_before_the_other_side_knows(pair: Pair) -> None:
     receiving = pair.receive(case)
     assert "gone before decode came" in receiving.failed()
     assert receiving.wait(quiesced=True).quiesced
-    receiving = pair.receive(case)
+    receiving = pair.receive(case, sole=True)
     receiving.reach(Status.WAITING)
     receiving.abort("gone before prefill came")
     assert receiving.wait(quiesced=True).quiesced
-    assert "gone before prefill came" in pair.send(case, to="decode").failed()
+    assert "gone before prefill came" in pair.send(case).failed()
     pair.spoilt(case)
 
 
@@ -97,7 +97,8 @@ def test_nothing_comes_after_an_end(pair: Pair) -> None:
 def test_calls_on_a_room_that_has_failed(pair: Pair) -> None:
     """An engine cannot know that its room failed a moment ago: its calls do nothing."""
     case = pair.case(200)
-    receiving, sending = pair.decode.receive(case.room, pair.prefill.address, 200), pair.send(case, to="decode")
+    receiving = pair.decode.receive(case.room, pair.prefill.address, 200, sole=True)
+    sending = pair.send(case)
     receiving.abort("enough")
     receiving.failed()
     sending.failed()
@@ -148,11 +149,11 @@ def test_deadlines(pair: Pair, never: str, side: str, cause: str, status: str, m
     ours, theirs = (0.5, 60.0) if side == "decode" else (60.0, 0.5)
     rooms: list[RoomHandle] = []
     if never == "accepted":
-        rooms.append(pair.decode.receive(case.room, pair.prefill.address, 200, deadline=ours))
+        rooms.append(pair.decode.receive(case.room, pair.prefill.address, 200, deadline=ours, sole=True))
     elif never != "asked":
-        rooms.append(pair.receive(case, deadline=ours))
+        rooms.append(pair.receive(case, deadline=ours, sole=True))
     if never != "sent":
-        sending = pair.send(case, deadline=theirs, to="decode")
+        sending = pair.send(case, deadline=theirs)
         rooms.append(sending)
         if never == "the last":
             sending.push(case.span(0, 96, pair.prefill.memory.pools), span=(0, 96))
@@ -192,17 +193,7 @@ def test_the_two_sides_name_different_rooms(pair: Pair) -> None:
 
 
 @TCP
-def test_a_decode_that_asked_for_a_room_that_is_for_another(pair: Pair) -> None:
-    case = pair.case(200)
-    sending = pair.send(case, deadline=1.0, to="decod")
-    assert pair.receive(case).why().code == "room.instances"
-    text = sending.failed(10)
-    assert "decode instance 'decode' asked for it, and send() says that it is for decod" in text
-    pair.spoilt(case)
-
-
-@TCP
-def test_a_decode_that_gave_up_a_room_that_was_not_for_it(pair: Pair) -> None:
+def test_a_decode_that_gave_up_a_room_that_others_may_ask_for(pair: Pair) -> None:
     """It does not end the room, and the reason of the deadline names it."""
     case = pair.case(200)
     receiving = pair.decode.receive(case.room, pair.prefill.address, 200)
@@ -211,7 +202,7 @@ def test_a_decode_that_gave_up_a_room_that_was_not_for_it(pair: Pair) -> None:
     receiving.failed()
     text = pair.send(case, deadline=0.5).failed(10)
     assert "decode instance 'decode' gave it up before it asked (decode aborted the request: gone)" in text
-    assert "this room does not say that it is for that instance: with to='decode' for send(), or sole=True" in text
+    assert "and did not say that no other instance will ask: with sole=True for receive()" in text
     pair.spoilt(case)
 
 

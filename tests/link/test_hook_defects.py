@@ -82,8 +82,8 @@ def test_a_call_that_raises(call: str, error: type[BaseException], monkeypatch: 
     """Fails its room at once, on both sides; also with what ends a thread that does not expect it."""
     monkeypatch.setattr(load_backend("tcp"), "strategies", {"*": Defective(call, error)})
     with opened("prefill") as prefill, opened("decode", peers={"p": [prefill.address]}) as decode:
-        receiving = decode.receive(7, "p", 8, {"kv": [1, 0], "aux": [0]}, deadline=60)
-        sending = prefill.send(7, 8, deadline=60, to="d")  # what another decode says of the room does not end it
+        receiving = decode.receive(7, "p", 8, {"kv": [1, 0], "aux": [0]}, deadline=60, sole=True)
+        sending = prefill.send(7, 8, deadline=60)
         sending.push({"kv": [0, 1], "aux": [1]})
         assert (receiving.wait(15), sending.wait(15)) == (Status.FAILED, Status.FAILED)
         for room in (receiving, sending):
@@ -291,9 +291,15 @@ def test_a_ready_event_that_ends_threads(side: str) -> None:
     with opened("prefill") as prefill, opened("decode", peers={"p": [prefill.address]}) as decode:
         for room, ready in ((7, Exiting()), (8, None)):
             receiving = decode.receive(
-                room, "p", 8, {"kv": [1, 0], "aux": [0]}, deadline=60, ready=ready if side == "decode" else None
+                room,
+                "p",
+                8,
+                {"kv": [1, 0], "aux": [0]},
+                deadline=60,
+                sole=True,
+                ready=ready if side == "decode" else None,
             )
-            sending = prefill.send(room, 8, deadline=60, to="d")
+            sending = prefill.send(room, 8, deadline=60)
             sending.push({"kv": [0, 1], "aux": [1]}, ready=ready if side == "prefill" else None)
             ends = Status.FAILED if ready else Status.SUCCEEDED
             assert (receiving.wait(15), sending.wait(15)) == (ends, ends)

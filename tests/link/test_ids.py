@@ -9,7 +9,6 @@ import pytest
 from tests.helpers.peers import until
 
 from statelink import Status
-from statelink.errors import RoomError
 
 if TYPE_CHECKING:
     from tests.helpers.pair import Pair
@@ -25,11 +24,11 @@ def test_an_earlier_use_was_given_up_before_prefill_opened_it(pair: Pair) -> Non
     pair.run()
     for _ in range(3):
         case = pair.case()
-        early = pair.decode.receive(case.room, pair.prefill.address, case.tokens)
+        early = pair.decode.receive(case.room, pair.prefill.address, case.tokens, sole=True)
         early.abort("the user left")
         early.failed()
         time.sleep(0.1)  # prefill hears of it
-        assert "the user left" in pair.send(case, to="decode").failed()
+        assert "the user left" in pair.send(case).failed()
         receiving = pair.receive(case)
         time.sleep(0.1)  # prefill is asked before it opens the room
         sending = pair.send(case)
@@ -39,35 +38,31 @@ def test_an_earlier_use_was_given_up_before_prefill_opened_it(pair: Pair) -> Non
 
 @TCP
 @pytest.mark.parametrize("asks", ["before", "after"])
-@pytest.mark.parametrize("said", [({"sole": True}, {}), ({}, {"to": "decode"})], ids=["sole", "to"])
-def test_prefill_never_knew_of_the_use_that_decode_gave_up(
-    pair: Pair, said: tuple[dict[str, bool], dict[str, str]], asks: str
-) -> None:
+def test_prefill_never_knew_of_the_use_that_decode_gave_up(pair: Pair, asks: str) -> None:
     """Then both use the id. Nobody can tell which use prefill's room is for: both are told, long before a deadline."""
     pair.run()
-    receives, sends = said
     case = pair.case()
-    early = pair.receive(case, **receives)
+    early = pair.receive(case, sole=True)
     until(lambda: pair.prefill.snapshot()["load"]["pending_requests"] == 1)
     early.abort("the user left")
     assert early.wait(quiesced=True).quiesced
     until(lambda: pair.prefill.snapshot()["load"]["pending_requests"] == 0)
     if asks == "before":
-        receiving = pair.receive(case, **receives)
+        receiving = pair.receive(case, sole=True)
         until(lambda: pair.prefill.snapshot()["load"]["pending_requests"] == 1)
-        assert "the user left" in pair.send(case, **sends).failed()
+        assert "the user left" in pair.send(case).failed()
     else:
-        assert "the user left" in pair.send(case, **sends).failed()
-        receiving = pair.receive(case, **receives)
+        assert "the user left" in pair.send(case).failed()
+        receiving = pair.receive(case, sole=True)
     reason = receiving.why()
     assert reason.code == "room.reused"
-    assert "attempt" in reason.hint
+    assert "another id" in reason.hint
     assert receiving.wait(quiesced=True).quiesced
-    late = pair.send(case, **sends)  # of the use that decode was refused
+    late = pair.send(case)  # of the use that decode was refused
     assert late.why().code == "room.reused"
-    last = pair.send(case, **sends)
+    last = pair.send(case)
     pair.push(last, case)
-    pair.ended(case, pair.receive(case, **receives), last)
+    pair.ended(case, pair.receive(case, sole=True), last)
 
 
 @TCP
@@ -96,11 +91,11 @@ def test_decode_says_of_an_earlier_use_again_that_it_gave_up(two_engines: TwoEng
     for number in range(4):  # it said so an odd or an even number of times
         two_engines.decode.run(FAULTS, "plan", "grant", "block")
         case = made.case()
-        early = made.receive(case)
+        early = made.receive(case, sole=True)
         early.abort("the user left")
         early.failed()
         time.sleep(0.1)  # prefill hears of it
-        assert "the user left" in made.send(case, to="decode").failed()
+        assert "the user left" in made.send(case).failed()
         time.sleep(0.35 + 0.1 * number)
         until(lambda: bool(two_engines.decode.run(FAULTS, "struck", "block")))
         two_engines.decode.run(FAULTS, "heal")
@@ -135,31 +130,6 @@ def test_an_earlier_use_that_was_never_served_gets_nothing_of_the_next(pair: Pai
 
 
 @TCP
-@pytest.mark.parametrize("asks", ["before", "after"])
-def test_attempts_tell_the_uses_of_an_id_apart(pair: Pair, asks: str) -> None:
-    """Whoever is late, on either side: each use meets its own, or hears what became of it."""
-    case = pair.case()
-    late = pair.receive(case, attempt=2) if asks == "before" else None
-    first = pair.send(case, attempt=1)
-    pair.push(first, case)
-    if late is not None:  # it waits for its own
-        late.reach(Status.WAITING)
-        until(lambda: pair.prefill.snapshot()["load"]["pending_requests"] == 1)
-        assert first.see().status is Status.BOOTSTRAPPING
-    first.abort("the user left")
-    assert first.wait(quiesced=True).quiesced
-    second = pair.send(case, attempt=2)
-    pair.push(second, case)
-    if late is None:
-        early = pair.receive(case, attempt=1)
-        assert "the user left" in early.failed()
-        assert early.wait(quiesced=True).quiesced
-        assert second.see().status is Status.BOOTSTRAPPING
-        late = pair.receive(case, attempt=2)
-    pair.ended(case, late, second)
-
-
-@TCP
 def test_a_use_that_decode_gave_up_gets_no_later_use_of_decode(two_engines: TwoEngines) -> None:
     """Prefill opens its side of the first when decode asks for the second: which is which, nobody can tell."""
     made = two_engines.pair()
@@ -174,11 +144,3 @@ def test_a_use_that_decode_gave_up_gets_no_later_use_of_decode(two_engines: TwoE
     made.push(sending, case)
     assert receiving.why().code == sending.why().code == "room.reused"
     assert made.decode.memory.differences(made.expected) == []
-
-
-@TCP
-@pytest.mark.parametrize("attempt", [-1, 1.5, "1", None, 1 << 63])
-def test_attempts_are_whole_numbers(pair: Pair, attempt: object) -> None:
-    for call in (pair.prefill.send, lambda *a, **n: pair.decode.receive(a[0], pair.prefill.address, a[1], **n)):
-        with pytest.raises(RoomError, match="the attempt of room 9"):
-            call(9, 64, attempt=attempt)

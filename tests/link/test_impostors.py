@@ -168,22 +168,7 @@ def test_who_gives_up_a_room_that_is_not_its_own_ends_it_for_nobody(pair: Pair, 
     pair.ended(case, receiving, sending)
 
 
-@pytest.mark.parametrize("early", [False, True])
-def test_a_room_that_names_its_decode_is_for_no_other(pair: Pair, decode: FakeDecode, early: bool) -> None:
-    decode.attach()
-    case = pair.case()
-    if early:
-        decode.say(decode.request(case, 1))
-        peers.until(lambda: pair.prefill.snapshot()["load"]["pending_requests"] == 1)
-    sending = pair.send(case, to="decode")
-    if not early:
-        decode.say(decode.request(case, 1))
-    reason = decode.hear(wire.Failed).reason
-    assert (reason.code, reason.cause) == ("room.instances", f"it is for decode, and {decode.name} is of {decode.name}")
-    served(pair, case, sending)
-
-
-def test_who_asks_first_gets_a_room_that_names_nobody(pair: Pair, decode: FakeDecode) -> None:
+def test_who_asks_first_gets_a_room(pair: Pair, decode: FakeDecode) -> None:
     """And honest decode is told at once."""
     decode.attach()
     case = pair.case()

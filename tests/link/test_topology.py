@@ -111,14 +111,14 @@ def test_one_decode_rank_gives_up(two_engines: TwoEngines, who: int, early: bool
     fleet = Fleet(two_engines, [hybrid()], [sharded(rank, 2) for rank in range(2)])
     fleet.run(64)
     case = fleet.case(64)
-    receiving = fleet.receive(case)
+    receiving = fleet.receive(case, sole=True)
     for room in receiving:
         room.reach(Status.WAITING)
     if early:
         time.sleep(0.2)  # both requests are there, as far as one can tell
         receiving[who].abort("one of us has left")
         receiving[who].failed()
-        (sending,) = fleet.send(case, to="decode")
+        (sending,) = fleet.send(case)
     else:
         sending = fleet.prefill.links[0].send(case.room, 64)
         sending.reach(Status.WAITING)
@@ -140,14 +140,14 @@ def test_one_decode_rank_leaves_before_it_asks(two_engines: TwoEngines, who: int
     case = fleet.case(64)
     (prefill,) = fleet.prefill.links
     leaver, other = (fleet.decode.links[rank] for rank in (who, 1 - who))
-    rooms = [leaver.receive(case.room, fleet.peer, 64, deadline=30)]
+    rooms = [leaver.receive(case.room, fleet.peer, 64, deadline=30, sole=True)]
     for step in order.split():
         if step == "ask":
             rooms.append(other.receive(case.room, fleet.peer, 64, only(case.target, other), deadline=30))
             if order.startswith("ask"):
                 peers.until(lambda: prefill.snapshot()["load"]["pending_requests"] == 1)
         elif step == "open":
-            rooms.append(prefill.send(case.room, 64, deadline=30, to="decode"))
+            rooms.append(prefill.send(case.room, 64, deadline=30))
             if order == "ask open leave":
                 peers.until(lambda: "the requests of 1 more decode ranks" in str(prefill.snapshot()["oldest"]))
         else:

@@ -25,7 +25,6 @@ class Shape(NamedTuple):
         staged: Components that go through rings. Where some do, the end of a process can be proven: what it held of a
             small ring would be missed for good.
         ring: Bytes of a ring.
-        named: Whether prefill's engine says for whom a room is.
         sole: Whether decode's engine says that no other instance will ask for it.
         reuse: How ids are used again; see `REUSE`.
         both: Whether every process sends and receives, under the same ids.
@@ -42,7 +41,6 @@ class Shape(NamedTuple):
     owner_fence: bool
     staged: tuple[str, ...] = ()
     ring: int = 0
-    named: bool = False
     sole: bool = False
     reuse: str = ""
     both: bool = False
@@ -52,9 +50,10 @@ class Shape(NamedTuple):
     mixed: bool = False
 
 
-REUSE = ("", "attempts", "counted")
-"""A router may wait until nobody uses an id any more. It may tell its uses apart by attempts, and hand it out at any
-time. Or every rank takes up every use of it, in their order, each as soon as its own side of the one before is over."""
+REUSE = ("", "stated", "counted")
+"""A router may wait until nobody uses an id any more. Or engines state the content of each use, and it hands an
+id out at any time. Or every rank takes up every use of it, in their order, each as soon as its own side of the one
+before is over."""
 
 
 class Faults(NamedTuple):

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 SOON = World.DEADLINE / 4
 """Seconds of the world within which a side has to hear: far less than its room may take."""
-WAYS = [(True, False), (False, True), (True, True)]
-"""Whether decode's engine says that nobody else will ask, and whether prefill's engine says for whom a room is."""
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +90,7 @@ def end_alone(world: World, side: list[Process], asks: bool) -> None:
         until(world, lambda: known(world.living("prefill"), "gone"))
 
 
-CASES = [(seed, *way, asks) for seed in range(2) for way in WAYS for asks in (False, True)]
+CASES = [(seed, asks) for seed in range(6) for asks in (False, True)]
 
 
 @pytest.mark.parametrize("first", ["prefill", "decode"])
@@ -104,8 +102,8 @@ def test_both_sides_of_the_next_use_hear_at_once(ranks: tuple[int, int], alone: 
     In one case a room of prefill waits on: prefill gave a use up, and decode's request was told so. The room may be for
     decode's next request, because decode's last one may have been late.
     """
-    for seed, sole, named, asks in CASES:
-        world = World(Shape(*ranks, owner_fence=True, sole=sole, named=named), random.Random(seed), CALM)
+    for seed, asks in CASES:
+        world = World(Shape(*ranks, owner_fence=True, sole=True), random.Random(seed), CALM)
         meet(world)
         end_alone(world, world.living(alone), asks)
         if alone == "decode":
@@ -153,15 +151,14 @@ def use_after_prefill_gave_up(world: World, *, prefill_first: bool) -> None:
         assert late.sides[decode[0].address].ended is Status.SUCCEEDED
 
 
-def pair(sole: bool, named: bool) -> tuple[World, Process, Process]:
-    world = World(Shape(1, 1, owner_fence=True, sole=sole, named=named), random.Random(3), CALM)
+def pair() -> tuple[World, Process, Process]:
+    world = World(Shape(1, 1, owner_fence=True, sole=True), random.Random(3), CALM)
     return world, world.living("prefill")[0], world.living("decode")[0]
 
 
-@pytest.mark.parametrize(("sole", "named"), WAYS)
-def test_prefill_was_late_for_the_use_that_decode_gave_up(sole: bool, named: bool) -> None:
+def test_prefill_was_late_for_the_use_that_decode_gave_up() -> None:
     """Both sides make every use. A later one is served as soon as prefill opens its room before decode asks."""
-    world, prefill, decode = pair(sole, named)
+    world, prefill, decode = pair()
     meet(world)
     end_alone(world, [decode], asks=True)
     late = opened(world)
@@ -184,10 +181,9 @@ def test_prefill_was_late_for_the_use_that_decode_gave_up(sole: bool, named: boo
     assert prefill.link._prefill.load()["gone"] == 0  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(("sole", "named"), WAYS)
-def test_both_sides_make_every_use_and_decode_asks_first(sole: bool, named: bool) -> None:
+def test_both_sides_make_every_use_and_decode_asks_first() -> None:
     """Prefill was late for the use that decode gave up. The next one is served, although decode asks before prefill."""
-    world, prefill, decode = pair(sole, named)
+    world, prefill, decode = pair()
     meet(world)
     end_alone(world, [decode], asks=True)
     late = opened(world)
@@ -201,10 +197,9 @@ def test_both_sides_make_every_use_and_decode_asks_first(sole: bool, named: bool
     assert {held.ended for held in again.sides.values()} == {Status.SUCCEEDED}
 
 
-@pytest.mark.parametrize(("sole", "named"), WAYS)
-def test_prefill_hears_late_that_decode_gave_up(sole: bool, named: bool) -> None:
+def test_prefill_hears_late_that_decode_gave_up() -> None:
     """Decode gave the first use up before the instances knew each other; prefill has the room of the second by then."""
-    world, prefill, decode = pair(sole, named)
+    world, prefill, decode = pair()
     world.passes = lambda frames: frames[0] != b"hello"
     first = opened(world)
     world.join(first, decode)
@@ -224,7 +219,7 @@ def test_prefill_hears_late_that_decode_gave_up(sole: bool, named: bool) -> None
 @pytest.mark.parametrize("opens", ["before", "after"])
 def test_a_use_that_met_its_room_leaves_no_doubt(opens: str) -> None:
     """Prefill's room was there when decode gave up, or it was the next one: decode's next request waits for its own."""
-    world, prefill, decode = pair(sole=True, named=False)
+    world, prefill, decode = pair()
     meet(world)
     first = opened(world)
     if opens == "before":

@@ -21,13 +21,12 @@ def test_pending_requests_are_counted() -> None:
     assert pending.nbytes == before, "the same one again takes its place"
     assert [(who, each.room) for who, each in pending.put("a", ask(3, 1600), 0.0)] == [("a", 1)]
     assert len(pending) == 3
-    assert pending.get((3, 0), "a") is not None
+    assert pending.get(3, "a") is not None
     pending.forget("a")
     assert len(pending) == 1
-    assert pending.get((3, 0), "a") is None
-    assert list(pending.of((1, 0))) == ["b"]
-    assert pending.of((1, 1)) == {}, "another attempt is another room"
-    pending.drop((1, 0), "b")
+    assert pending.get(3, "a") is None
+    assert list(pending.of(1)) == ["b"]
+    pending.drop(1, "b")
     assert (len(pending), pending.nbytes) == (0, 0)
     assert [(who, each.room) for who, each in pending.put("a", ask(4, 20_000), 0.0)] == [("a", 4)], (
         "one that is too large"
@@ -42,7 +41,7 @@ def test_who_asks_for_much_gives_way_before_who_asks_for_little() -> None:
     dropped = [each for room in range(2, 200) for each in pending.put("greedy", ask(room, 9000), 0.0)]
     assert {who for who, _ in dropped} == {"greedy"}
     assert [each.room for _, each in dropped] == list(range(2, 2 + len(dropped)))
-    assert pending.get((1, 0), "honest") is not None
+    assert pending.get(1, "honest") is not None
     assert pending.nbytes <= 100_000
 
 

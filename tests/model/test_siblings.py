@@ -11,7 +11,7 @@ from statelink.link.prefill._siblings import Siblings
 
 
 def room_of(status: Status) -> Any:
-    return SimpleNamespace(key=(7, 0), room=7, attempt=0, status=status)
+    return SimpleNamespace(room=7, status=status)
 
 
 def test_a_room_that_ended_before_its_opening_was_noted_is_remembered() -> None:
@@ -25,7 +25,7 @@ def test_a_room_that_ended_before_its_opening_was_noted_is_remembered() -> None:
     )
     rooms: Any = SimpleNamespace(get=lambda room: None)  # it is forgotten by the time that somebody asks
     siblings = Siblings(context, rooms)
-    ask = wire.Inquire(sender="other", room=7, attempt=0)
+    ask = wire.Inquire(sender="other", room=7)
 
     def told() -> list[int]:
         sent.clear()

@@ -158,14 +158,11 @@ class World:
             return
         handle: Sending | Receiving
         named: Any = {"deadline": self.DEADLINE}
-        if self.shape.reuse == "attempts":
-            named["attempt"] = request.number
         content, late = self._content(request)
         if content is not None and not late:
             named["content"] = content
         if request.sent_by(process):
-            to = f"the {self._other(process)}" if self.shape.named else None
-            handle = process.link.send(request.room, request.tokens, to=to, **named)
+            handle = process.link.send(request.room, request.tokens, **named)
         else:
             peers = self._peers(process)
             handle = process.link.receive(request.room, peers, request.tokens, sole=self.shape.sole, **named)
@@ -179,6 +176,8 @@ class World:
 
     def _content(self, request: Request) -> tuple[bytes | None, bool]:
         """Which request an engine has under an id, and whether it says so only when it has memory for it."""
+        if self.shape.reuse == "stated" and not self.shape.mixed:
+            return f"request {request.number}".encode(), self.rng.random() < 0.3
         if not self.shape.mixed:
             return None, False
         chance = self.rng.random()
@@ -191,8 +190,7 @@ class World:
         if request is None or not process.alive or process.paused or request.sent_by(process):
             return
         if request.key not in process.held and process.address not in request.taken and not request.over:
-            attempt = request.number if self.shape.reuse == "attempts" else 0
-            process.link.keep(request.room, self._peers(process), self.DEADLINE, attempt=attempt)
+            process.link.keep(request.room, self._peers(process), self.DEADLINE)
             self.counts["kept"] += 1
 
     def _peers(self, process: Process) -> str | list[str]:

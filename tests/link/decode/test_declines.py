@@ -46,11 +46,11 @@ def test_a_room_that_was_aborted_before_the_sides_met() -> None:
     """Prefill hears of it when they meet, and not at its deadline."""
     (address,) = free_addresses(1)
     with link_of("decode") as decode:
-        receiving = decode.receive(7, address, 4)
+        receiving = decode.receive(7, address, 4, sole=True)
         receiving.abort("its client left")
         assert receiving.wait(20, quiesced=True) is Status.FAILED
         with link_of("prefill", listen=address) as prefill:
-            sending = prefill.send(7, 4, to="decode")
+            sending = prefill.send(7, 4)
             assert sending.wait(20) is Status.FAILED
             assert sending.reason is not None
             assert (sending.reason.code, sending.reason.cause) == ("room.aborted", "its client left")
@@ -72,7 +72,7 @@ ENDS = pytest.mark.parametrize("first", ["send", "abort"])
 
 @ENDS
 def test_a_sole_room_that_decode_gave_up(first: str) -> None:
-    """Prefill's room ends with it, whenever it is opened, and also if it is for no instance by name."""
+    """Prefill's room ends with it, whenever it is opened."""
     with link_of("prefill") as prefill, link_of("decode") as decode:
         before = decode.receive(6, prefill.address, 4, {"kv": [1]})  # so that the request for the next is sent
         prefill.send(6, 4).push({"kv": [0]})
@@ -125,17 +125,15 @@ def misfits(ranks: int) -> Iterator[tuple[list[statelink.Link], statelink.Link, 
 
 
 @ENDS
-@pytest.mark.parametrize("how", ["to", "sole"])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_two_sides_that_refuse_each_other(first: str, how: str, ranks: int) -> None:
+def test_two_sides_that_refuse_each_other(first: str, ranks: int) -> None:
     """Each rank of prefill hears why at once, and not at its deadline that decode never asked."""
     with misfits(ranks) as (prefills, fits, misfit):
         addresses = [each.address for each in prefills]
-        to = "decode" if how == "to" else None
-        sendings = [each.send(7, 4, to=to) for each in prefills] if first == "send" else []
-        receiving = misfit.receive(7, addresses, 4, sole=how == "sole")
+        sendings = [each.send(7, 4) for each in prefills] if first == "send" else []
+        receiving = misfit.receive(7, addresses, 4, sole=True)
         assert receiving.wait(20, quiesced=True) is Status.FAILED
-        sendings = sendings or [each.send(7, 4, to=to) for each in prefills]
+        sendings = sendings or [each.send(7, 4) for each in prefills]
         for sending in sendings:
             assert sending.wait(20, quiesced=True) is Status.FAILED
             assert receiving.reason is not None
@@ -144,18 +142,17 @@ def test_two_sides_that_refuse_each_other(first: str, how: str, ranks: int) -> N
             assert sending.reason.code == "mismatch"
         # Both sides know of that use: the next one is another.
         again = fits.receive(7, addresses, 4, {"kv": [2]})
-        sendings = [each.send(7, 4, to=to) for each in prefills]
+        sendings = [each.send(7, 4) for each in prefills]
         for sending in sendings:
             sending.push({"kv": [0]})
         assert {again.wait(20), *(sending.wait(20) for sending in sendings)} == {Status.SUCCEEDED}
 
 
-@pytest.mark.parametrize("how", ["to", "sole"])
-def test_links_of_which_one_refuses_the_others_handshake(how: str) -> None:
-    """Prefill's room goes on, also where it names this decode: the two links do not know each other."""
+def test_links_of_which_one_refuses_the_others_handshake() -> None:
+    """Prefill's room goes on, also where decode says that nobody else will ask: the links do not know each other."""
     with link_of("prefill") as prefill, link_of("decode") as fits, link_of("decode", verify="digest") as misfit:
-        sending = prefill.send(7, 4, to="decode" if how == "to" else None)
-        receiving = misfit.receive(7, prefill.address, 4, sole=how == "sole")
+        sending = prefill.send(7, 4)
+        receiving = misfit.receive(7, prefill.address, 4, sole=True)
         assert receiving.wait(20, quiesced=True) is Status.FAILED
         assert receiving.reason is not None
         assert receiving.reason.code == "peer.verify"
@@ -170,8 +167,10 @@ def test_a_room_for_anybody_outlives_a_decode_that_refuses(first: str) -> None:
         sending = prefill.send(7, 4) if first == "send" else None
         receiving = misfit.receive(7, prefill.address, 4)
         assert receiving.wait(20, quiesced=True) is Status.FAILED
-        heard = misfit.receive(8, prefill.address, 4)  # on this connection prefill has read all that came before
-        assert prefill.send(8, 4, to="decode").wait(20) is Status.FAILED
+        heard = misfit.receive(
+            8, prefill.address, 4, sole=True
+        )  # on this connection prefill has read all that came before
+        assert prefill.send(8, 4).wait(20) is Status.FAILED
         assert heard.wait(20) is Status.FAILED
         sending = sending or prefill.send(7, 4)
         assert sending.status is not Status.FAILED

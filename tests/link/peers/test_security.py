@@ -10,14 +10,11 @@ import pytest
 import zmq
 from tests.helpers import peers
 from tests.helpers.pair import Pair
-from tests.helpers.pools import Kv
 
-from statelink import Status, wire
+from statelink import wire
 from statelink.errors import ConfigError
-from statelink.testing import free_addresses
 
 if TYPE_CHECKING:
-    from tests.helpers.engine import LinkHandle
     from tests.link.conftest import TwoEngines
 
 pytestmark = pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
@@ -57,76 +54,6 @@ def test_one_that_is_not_allowed(two_engines: TwoEngines, who: str) -> None:
     assert ("it does not allow this link's key" in text) is (who == "a stranger")
     assert prefill.snapshot()["peers"] == {}
     Pair(prefill, two_engines.open("decode", **keys(THEIRS, OURS))).run()
-
-
-def test_a_room_that_names_a_key_is_for_its_holder(two_engines: TwoEngines) -> None:
-    """Whatever others call themselves, and however early they ask."""
-    prefill = two_engines.open("prefill", **keys(OURS, THEIRS, STRANGE))
-    other = Pair(prefill, two_engines.open("decode", **keys(STRANGE, OURS)))
-    case = other.case()
-    asked = other.receive(case)
-    peers.until(lambda: prefill.snapshot()["load"]["pending_requests"] == 1)
-    sending = other.send(case, to=[THEIRS["public"]])
-    assert asked.why().code == "room.instances"
-    made = Pair(prefill, two_engines.open("decode", **keys(THEIRS, OURS)))
-    receiving = made.receive(case)
-    made.push(sending, case)
-    made.ended(case, receiving, sending)
-    other.done(case)
-
-
-@pytest.mark.parametrize("opened", ["before", "after"])
-def test_ranks_with_other_keys_give_a_room_up_for_nobody(two_engines: TwoEngines, opened: str) -> None:
-    """Also where they say that they are of the instance that the room is for, and its own ranks have yet to ask."""
-    prefill = two_engines.open("prefill", (Kv(layers=(0, 1)),), **keys(OURS, THEIRS, STRANGE))
-
-    def ranks(own: dict[str, str]) -> list[LinkHandle]:
-        listen = free_addresses(2)
-        found = []
-        for rank in range(2):
-            sibling = peers.keyed(listen[1 - rank], own)
-            config = {"rank": rank, "ranks": 2, "listen": listen[rank], "siblings": (sibling,), **keys(own, OURS, own)}
-            found.append(two_engines.open("decode", (Kv(layers=(rank,)),), **config))
-        return found
-
-    honest, strange = ranks(THEIRS), ranks(STRANGE)
-    room, to, items = next(_rooms), [THEIRS["public"]], {"kv": [0, 1, 2, 3]}
-    sending = prefill.send(room, 64, to=to) if opened == "before" else None
-    given_up = strange[1].receive(room, prefill.address, 64)
-    given_up.reach(Status.WAITING)
-    if opened == "after":
-        given_up.abort("for all of them")
-        peers.until(lambda: prefill.snapshot()["load"]["gone"] > 0)
-    first = honest[0].receive(room, prefill.address, 64, items)
-    peers.until(lambda: prefill.snapshot()["load"]["pending_requests"] == 1)
-    if opened == "before":
-        given_up.abort("for all of them")
-        peers.until(lambda: prefill.snapshot()["load"]["gone"] > 0)
-    sending = sending or prefill.send(room, 64, to=to)
-    second = honest[1].receive(room, prefill.address, 64, items)
-    sending.reach(Status.WAITING)
-    sending.abort("seen enough")
-    assert "seen enough" in first.failed()
-    assert "seen enough" in second.failed()
-
-
-@pytest.mark.parametrize(
-    ("to", "text"),
-    [
-        ("", "the name of a decode instance"),
-        ([], "the name of a decode instance"),
-        (["decode", 7], "the name of a decode instance"),
-        (7, "the name of a decode instance"),
-        ("tcp://127.0.0.1:9", "an address without a public key"),
-        (peers.keyed("tcp://127.0.0.1:9", STRANGE), "a public key that this link does not allow"),
-    ],
-    ids=["no name", "no names", "a number among names", "a number", "an address alone", "a key that is not allowed"],
-)
-def test_rooms_that_are_for_nobody(two_engines: TwoEngines, to: Any, text: str) -> None:
-    prefill = two_engines.open("prefill", **keys(OURS, THEIRS))
-    with pytest.raises(ConfigError, match=text) as error:
-        prefill.send(next(_rooms), 64, to=to)
-    assert error.value.code == "config.to"
 
 
 @pytest.mark.parametrize("with_key", [True, False])

@@ -101,15 +101,14 @@ def test_a_request_that_came_first_meets_the_room_at_once(
         assert receiving.wait(20) is sending.wait(20) is Status.SUCCEEDED
 
 
-@pytest.mark.parametrize("to", [None, "decode"])
 def test_a_room_that_decode_gave_up_first_fails_at_once(
-    prefill: statelink.Link, decode: statelink.Link, loop: Loop, to: str | None
+    prefill: statelink.Link, decode: statelink.Link, loop: Loop
 ) -> None:
     serve(prefill, decode, 1)
     decode.decline(7, prefill.address, "its client left")
     until(lambda: prefill.snapshot()["load"]["gone"])
     asleep(loop)
-    sending = prefill.send(7, 16, to=to)
+    sending = prefill.send(7, 16)
     assert sending.wait(20) is Status.FAILED
     assert sending.reason is not None
     assert sending.reason.code == "room.declined"

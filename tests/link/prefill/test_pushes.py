@@ -228,8 +228,9 @@ def test_a_ready_event_raises(pair: Pair, side: str) -> None:
     engine = pair.prefill.engine if side == "prefill" else pair.decode.engine
     gate = engine.gate("bad", raises="device lost")
     case = pair.case(200)
-    receiving = pair.receive(case, **({"ready": gate} if side == "decode" else {}))
-    sending = pair.send(case, to="decode")  # which fails before it asks, and ends only a room that is for it
+    # On decode, the room fails before it asks, and ends prefill's room only if nobody else will ask.
+    receiving = pair.receive(case, sole=True, **({"ready": gate} if side == "decode" else {}))
+    sending = pair.send(case)
     pair.push(sending, case, **({"ready": gate} if side == "prefill" else {}))
     text = failed_alike(receiving, sending)
     assert "the engine's ready event failed" in text
@@ -245,10 +246,10 @@ def test_many_rooms_at_once(pair: Pair) -> None:
     sending: dict[int, RoomHandle] = {}
 
     def receive(case: Case) -> None:
-        receiving[case.room] = pair.receive(case)
+        receiving[case.room] = pair.receive(case, sole=True)
 
     def send(case: Case) -> None:
-        sending[case.room] = pair.send(case, to="decode")
+        sending[case.room] = pair.send(case)
         pair.push(sending[case.room], case, *range(16, case.tokens, 16))
 
     for _ in range(3):

@@ -99,7 +99,7 @@ def test_a_failure_on_one_rank_is_seen_on_the_other(stages: Stages, said: Counte
     # The id is free again, and the ranks open it one after the other.
     first.abort()
     until(lambda: first.quiesced and first.status is Status.FAILED)
-    first, second = (link.send(7, 4, attempt=1) for link in stages.prefill)
+    first, second = (link.send(7, 4) for link in stages.prefill)
     assert first.poll_all() is Status.BOOTSTRAPPING
 
 

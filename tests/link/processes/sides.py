@@ -284,7 +284,7 @@ class Prefill(Side):
         for item, key in request.keyed():
             item.fill(self.memory, key)
             request.owed += item.nbytes(self.memory)
-        request.room = self.link.send(request.id, request.pages * PAGE, to="decode")
+        request.room = self.link.send(request.id, request.pages * PAGE)
         if request.how == "prefill unmet":
             request.abort_from(request.began_at + request.delay)
 
@@ -332,7 +332,7 @@ class Decode(Side):
     mine = 1
 
     def start(self, request: Request) -> None:
-        request.room = self.link.receive(request.id, self.peer, request.pages * PAGE)
+        request.room = self.link.receive(request.id, self.peer, request.pages * PAGE, sole=True)
         if request.how == "prefill unmet" and request.waits:
             request.next_at = request.began_at + LATE
         self.proceed(request, request.began_at)

@@ -32,7 +32,6 @@ class RoomReport(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         room: The request.
-        attempt: Which use of the room's id this was.
         link: Name of the link.
         role: ``prefill`` or ``decode``.
         backend: Name of the backend.
@@ -61,5 +60,4 @@ class RoomReport(msgspec.Struct, frozen=True, kw_only=True):
     transferred: float
     ended: float | None = None
     transports: dict[str, str] = {}
-    attempt: int = 0
     link: str = ""

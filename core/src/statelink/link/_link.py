@@ -38,7 +38,6 @@ log = logger("statelink.link")
 LATE = 5.0
 """Seconds to wait for the end of a control thread that has just begun."""
 MAX_ROOM = (1 << 64) - 1
-MAX_ATTEMPT = (1 << 63) - 1
 MAX_NAME = 255
 """Most characters of an instance's name. No description has a longer one."""
 
@@ -125,7 +124,6 @@ class Link:
         prefix: int = 0,
         ready: Ready | None = None,
         deadline: float | None = None,
-        attempt: int = 0,
         sole: bool = False,
         content: bytes | None = None,
     ) -> Receiving:
@@ -141,13 +139,11 @@ class Link:
             prefix: See `Receiving.accept`.
             ready: See `Receiving.accept`.
             deadline: Seconds that the room may take; the configured default when not given.
-            attempt: Which use of the id this is, from 0 to 2^63 - 1: prefill states the same, and another one for
-                every other use of the id. Without it, an id is best used once.
             sole: Whether no other decode instance will ask for this use of the id. If so, and the room fails here
                 before prefill's room belongs to it, prefill's room fails with the same reason, as after `decline`: also
                 if prefill opens it later, and if the two sides refused each other when the instances connected, but not
                 if a link refused the other's handshake. If not ``sole``, prefill's room waits for another decode
-                instance, unless it is for this one by name.
+                instance.
             content: See `send`.
 
         Raises:
@@ -161,10 +157,10 @@ class Link:
             raise _not_this_role("receive()", "decode", self._context.config.role)
         where = _valid_peer(peer)
         known = 1 if tokens is None else tokens
-        room, known, deadline, attempt = self._valid(room, known, deadline, attempt, content)
+        room, known, deadline = self._valid(room, known, deadline, content)
         tokens = None if tokens is None else known
         sole = sole if type(sole) is bool else switch(sole, "'sole'", error=RoomError)
-        return role.receive(room, where, tokens, items, prefix, ready, deadline, attempt, sole, content or b"")
+        return role.receive(room, where, tokens, items, prefix, ready, deadline, sole, content or b"")
 
     def send(
         self,
@@ -172,11 +168,13 @@ class Link:
         tokens: int | None = None,
         *,
         deadline: float | None = None,
-        attempt: int = 0,
-        to: str | Sequence[str] | None = None,
         content: bytes | None = None,
     ) -> Sending:
         """On prefill: open a room, whose state is then pushed. Decode need not be known, or have asked for the room.
+
+        The room is for the first decode instance of which every rank has asked for it. What a decode rank says of the
+        room has no effect before every rank of its instance has spoken, unless its engine says that no other instance
+        will ask (``sole``, `decline`).
 
         Args:
             room: The non-zero 64-bit id that both sides use for the request.
@@ -184,33 +182,26 @@ class Link:
                 decode. Until then, each push names its ``span`` and whether it is the ``last``. The room fails if the
                 last push does not end at decode's N.
             deadline: Seconds that the room may take; the configured default when not given.
-            attempt: Which use of the id this is, from 0 to 2^63 - 1: decode states the same, and another one for every
-                other use of the id. Without it, an id is best used once.
-            to: The decode instance that the room is for: its name, or the public keys of its ranks (or addresses with
-                these keys). No other instance gets the room, and the room fails as soon as that instance gives it up,
-                also where the two instances refused each other. When not given, the room is for the first instance of
-                which every rank has asked for it. What a decode rank says of the room then has no effect before every
-                rank of its instance has spoken.
             content: What the request is: 1 to 64 bytes, as `statelink.content_of` makes them. Decode states the same.
                 If it states another one, or if one side alone states one, the room fails on both sides
                 (``room.content``) before anything is pushed. An engine that learns it late calls `Room.set_content`.
 
         Raises:
             RoomError: The id is not valid or in use, too many rooms are open, or the content is none.
-            ConfigError: This link's role is ``decode``, or ``to`` names nothing valid.
+            ConfigError: This link's role is ``decode``.
             ClosedError: The link is closed.
         """
         role = self._prefill
         if role is None:
             raise _not_this_role("send()", "prefill", self._context.config.role)
         known = 1 if tokens is None else tokens
-        room, known, deadline, attempt = self._valid(room, known, deadline, attempt, content)
-        return role.send(room, None if tokens is None else known, deadline, attempt, to, content or b"")
+        room, known, deadline = self._valid(room, known, deadline, content)
+        return role.send(room, None if tokens is None else known, deadline, content or b"")
 
-    def decline(self, room: int, peer: Peer, why: str = "the engine declined it", *, attempt: int = 0) -> None:
+    def decline(self, room: int, peer: Peer, why: str = "the engine declined it") -> None:
         """On decode: tell a prefill instance that this side will not receive a room, which it never opened.
 
-        Prefill's room fails with this reason, even if prefill opens it later, unless it is for another decode instance.
+        Prefill's room fails with this reason, even if prefill opens it later, unless it belongs to another instance.
         Does not block: connecting happens in the background. An instance that cannot be reached within the configured
         deadline is not told.
 
@@ -218,7 +209,6 @@ class Link:
             room: The id that prefill uses for the request.
             peer: The prefill instance: its name, or the addresses of its ranks.
             why: The cause, for the reason on prefill (``room.declined``).
-            attempt: Which use of the id this is; see `receive`.
 
         Raises:
             RoomError: The id is not valid, or this side has opened the room: abort it then.
@@ -228,26 +218,25 @@ class Link:
         if self._decode is None:
             raise _not_this_role("decline()", "decode", self._context.config.role)
         where = _valid_peer(peer)
-        room, _, _, attempt = self._valid(room, 1, None, attempt)
+        room, _, _ = self._valid(room, 1, None)
         if self._suspended:
             raise suspended(self._context)
-        self._decode.decline(room, attempt, where, words(why))
+        self._decode.decline(room, where, words(why))
 
-    def keep(self, room: int, peer: Peer, seconds: float, *, attempt: int = 0) -> None:
+    def keep(self, room: int, peer: Peer, seconds: float) -> None:
         """On decode: ask a prefill instance to keep a request's state, while the request waits for memory here.
 
         For engines that know a request long before they have memory for it, and so open its room late. Prefill's room
         then fails no earlier than ``seconds`` from this call, or the time that prefill's engine itself gave the room
         last (``deadline`` or `Room.extend`), counted from the message, if that is less. Call it again, in time, for
-        as long as the request waits. It has no effect if prefill's room is not open, has ended, belongs to another
-        decode instance, or is for another one. So the call before prefill's opens nothing, and the next one counts.
+        as long as the request waits. It has no effect if prefill's room is not open, has ended, or belongs to another
+        decode instance. So the call before prefill's opens nothing, and the next one counts.
         Does not block: connecting happens in the background.
 
         Args:
             room: The id that prefill uses for the request.
             peer: The prefill instance: its name, or the addresses of its ranks.
             seconds: Above zero, and finite.
-            attempt: Which use of the id this is; see `receive`.
 
         Raises:
             RoomError: A number is not valid, or this side has opened the room.
@@ -257,7 +246,7 @@ class Link:
         if self._decode is None:
             raise _not_this_role("keep()", "decode", self._context.config.role)
         where = _valid_peer(peer)
-        room, _, _, attempt = self._valid(room, 1, None, attempt)
+        room, _, _ = self._valid(room, 1, None)
         try:
             seconds = duration(seconds, f"the time to keep room {room}", endless=False)
         except RoomError as error:
@@ -266,7 +255,7 @@ class Link:
             raise RoomError(error.reason.what, cause=error.reason.cause, hint=hint, code=error.code, **who) from None
         if self._suspended:
             raise suspended(self._context)
-        self._decode.keep(room, attempt, where, seconds)
+        self._decode.keep(room, where, seconds)
 
     def siblings(self, addresses: Sequence[str]) -> None:
         """Name the other ranks of this link's own instance, instead of the option ``siblings``.
@@ -406,8 +395,8 @@ class Link:
         return snapshot(self._context, self._table, self._control)
 
     def _valid(
-        self, room: int, tokens: int, deadline: float | None, attempt: int, content: bytes | None = None
-    ) -> tuple[int, int, float | None, int]:
+        self, room: int, tokens: int, deadline: float | None, content: bytes | None = None
+    ) -> tuple[int, int, float | None]:
         if self._closed or self._context.forked:
             self._check_open()
         try:
@@ -415,8 +404,6 @@ class Link:
                 room = checked_int(room, "a room id", 1, MAX_ROOM, code="room.id")
             if type(tokens) is not int or not 0 < tokens <= MAX_TOKENS:
                 tokens = checked_int(tokens, f"the number of tokens of room {room}", 1, MAX_TOKENS)
-            if type(attempt) is not int or not 0 <= attempt <= MAX_ATTEMPT:
-                attempt = checked_int(attempt, f"the attempt of room {room}", 0, MAX_ATTEMPT)
             if deadline is not None:
                 deadline = duration(deadline, f"the deadline of room {room}")
             if content is not None:
@@ -425,7 +412,7 @@ class Link:
             reason = error.reason
             who = {"backend": self.backend, "link": self.name}
             raise RoomError(reason.what, cause=reason.cause, hint=reason.hint, code=reason.code, **who) from None
-        return room, tokens, deadline, attempt
+        return room, tokens, deadline
 
     def _check_open(self) -> None:
         if self._context.forked:

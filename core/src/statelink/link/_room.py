@@ -41,11 +41,6 @@ class Room:
         return self._state.room
 
     @property
-    def attempt(self) -> int:
-        """The number that the engines of both sides gave this use of the id."""
-        return self._state.attempt
-
-    @property
     def tokens(self) -> int | None:
         """N: positions of the request; ``None`` while this side does not know."""
         return self._state.tokens

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ._context import Context
-    from ._header import RoomKey
 
 __all__ = ["Ready", "RoomState", "RoomWatcher", "room_reason"]
 
@@ -56,12 +55,10 @@ class RoomWatcher(Protocol):
 
 
 def room_reason(
-    context: Context, room: int, attempt: int, code: str, what: str, cause: str = "", hint: str = "", **who: object
+    context: Context, room: int, code: str, what: str, cause: str = "", hint: str = "", **who: object
 ) -> Reason:
     """A reason that names a room. Any thread."""
     named = {"room": str(room), "backend": context.backend.name}
-    if attempt:
-        named["attempt"] = str(attempt)
     named.update({key: str(value) for key, value in who.items() if value is not None})
     return Reason(code, what, named, cause, hint)
 
@@ -77,10 +74,8 @@ class RoomState:
         room: The non-zero 64-bit id that both sides use for the request.
         tokens: N: positions of the request; ``None`` if prefill takes it from decode.
         deadline: Seconds that the room may take; the configured default when not given.
-        attempt: The number that the engines of both sides gave this use of the id.
 
     Attributes:
-        key: The id and the attempt, with which both sides name this use.
         tokens: N; ``None`` while this side does not know.
         role: What this link does in the room: ``prefill`` sends, ``decode`` receives.
         prefix: P: positions that decode already holds; ``None`` while this side does not know.
@@ -121,12 +116,9 @@ class RoomState:
         room: int,
         tokens: int | None,
         deadline: float | None,
-        attempt: int,
     ) -> None:
         self.context = context
         self.room = room
-        self.attempt = attempt
-        self.key: RoomKey = (room, attempt)
         self.tokens = tokens
         self.opened = opened = context.now()
         self._term = context.config.deadline if deadline is None else deadline
@@ -167,7 +159,6 @@ class RoomState:
             transferred=transferred,
             ended=None if self._over is None else time.time() - (self.context.now() - self._over),
             transports=self.transports(),
-            attempt=self.attempt,
             link=self.context.name,
         )
 
@@ -335,7 +326,7 @@ class RoomState:
 
     def reason_for(self, code: str, what: str, cause: str = "", hint: str = "", **who: object) -> Reason:
         """A reason that names this room. Any thread."""
-        return room_reason(self.context, self.room, self.attempt, code, what, cause, hint, **who)
+        return room_reason(self.context, self.room, code, what, cause, hint, **who)
 
     def explain(self, reason: Reason, others: Sequence[PeerInfo] = ()) -> Reason:
         """Add to a reason how the room stands. A reason from the other side already says how it stood there."""

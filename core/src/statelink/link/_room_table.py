@@ -97,8 +97,7 @@ class RoomTable:
                 raise RoomError(
                     f"room {state.room} is in use",
                     cause=f"it is {known.status.name.lower()}{holds}",
-                    hint="an id may be used again on this link once its room has ended and quiesced; "
-                    "another attempt does not help, another id does",
+                    hint="an id may be used again on this link once its room has ended and quiesced; take another id",
                     code="room.in_use",
                     **self._who(),
                 )

@@ -33,7 +33,6 @@ class LogObserver(RoomObserver):
         inventory, reason = self.link.inventory, report.reason
         return {
             "room": report.room,
-            "attempt": report.attempt,
             "role": report.role,
             "status": report.status,
             "reason": None if reason is None else reason.code,

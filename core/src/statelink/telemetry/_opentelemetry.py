@@ -26,9 +26,9 @@ class OpenTelemetryOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
 
 
-def trace_of(room: int, attempt: int) -> tuple[int, int]:
-    """The trace id of a use of a room id, and the span id that all its spans have as their parent."""
-    digest = hashlib.blake2b(f"statelink {room} {attempt}".encode(), digest_size=24).digest()
+def trace_of(room: int) -> tuple[int, int]:
+    """The trace id of a room id, and the span id that all its spans have as their parent."""
+    digest = hashlib.blake2b(f"statelink {room}".encode(), digest_size=24).digest()
     return int.from_bytes(digest[:16], "big") or 1, int.from_bytes(digest[16:], "big") or 1
 
 
@@ -54,7 +54,7 @@ class OpenTelemetryObserver(RoomObserver):
 
     def ended(self, report: RoomReport) -> None:
         """See `RoomObserver.ended`."""
-        trace_id, parent_id = trace_of(report.room, report.attempt)
+        trace_id, parent_id = trace_of(report.room)
         if trace_id & ((1 << 64) - 1) >= self._most or report.ended is None:
             return
         trace = self._trace
@@ -79,7 +79,6 @@ def attributes(report: RoomReport) -> dict[str, Any]:
     """What a span says of a room. The id is a text, since it may need 64 bits without a sign."""
     said: dict[str, Any] = {
         "statelink.room": str(report.room),
-        "statelink.attempt": report.attempt,
         "statelink.role": report.role,
         "statelink.backend": report.backend,
         "statelink.status": report.status,

@@ -136,12 +136,9 @@ def name_again(host: Host, key: str, another: str) -> None:
     host.links[another] = host.links[key]
 
 
-def send(host: Host, key: str, room: int, tokens: int = TOKENS, to: str | None = None) -> None:
-    """Open a room on prefill.
-
-    If ``to`` names a decode link, the room also fails if that link gives it up before it has asked for it.
-    """
-    host.rooms[key, room] = host.links[key].send(room, tokens, to=to)
+def send(host: Host, key: str, room: int, tokens: int = TOKENS) -> None:
+    """Open a room on prefill."""
+    host.rooms[key, room] = host.links[key].send(room, tokens)
 
 
 def push(
@@ -153,10 +150,12 @@ def push(
     sending.push({"kv": np.asarray(pages)}, span=(first, last), ready=ready)
 
 
-def receive(host: Host, key: str, room: int, peer: str, pages: Sequence[int] | None, tokens: int = TOKENS) -> None:
-    """Open a room on decode."""
+def receive(
+    host: Host, key: str, room: int, peer: str, pages: Sequence[int] | None, tokens: int = TOKENS, sole: bool = False
+) -> None:
+    """Open a room on decode. If it is ``sole``, prefill's room also fails if this link gives it up before it asks."""
     items = None if pages is None else {"kv": np.asarray(pages)}
-    host.rooms[key, room] = host.links[key].receive(room, peer, tokens, items)
+    host.rooms[key, room] = host.links[key].receive(room, peer, tokens, items, sole=sole)
 
 
 def abort(host: Host, key: str, room: int) -> None:

@@ -7,7 +7,7 @@ are link names. No two processes ever have the same link name, so a message for 
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import msgspec
 
@@ -39,6 +39,7 @@ __all__ = [
     "Received",
     "Refuse",
     "Request",
+    "RoomHeader",
     "Standing",
     "Unknown",
     "Unmet",
@@ -55,7 +56,6 @@ MAX_KINDS = 1024
 Name = Annotated[str, msgspec.Meta(max_length=512)]
 Room = Annotated[int, msgspec.Meta(ge=1)]  # the encoding itself has no integer above 2^64 - 1
 Generation = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-Attempt = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Few = msgspec.Meta(max_length=MAX_KINDS)
@@ -71,6 +71,15 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     sender: Name
     to: Name = ""
+
+
+class RoomHeader(TypedDict):
+    """The fields that every message about one use of a room id begins with."""
+
+    sender: str
+    to: str
+    room: int
+    generation: int
 
 
 class ProcessId(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,9 +224,8 @@ class Request(Message, frozen=True, kw_only=True):
         items: The items of each component in decode's memory.
         prepared: What each receive hook prepared for this writer.
         elsewhere: Components that the writer must not write to decode's items, because their hook has other memory.
-        attempt: Number that the engines of both sides gave this use of the room id.
         lifetime_ms: Milliseconds that this use may take on decode, from its beginning to its deadline.
-        unmet: Earlier uses of the same room id and attempt, in the order in which they ended.
+        unmet: Earlier uses of the same room id, in the order in which they ended.
         content: The content of the request, as decode's engine states it; empty if it states none.
     """
 
@@ -228,7 +236,6 @@ class Request(Message, frozen=True, kw_only=True):
     items: Annotated[dict[Name, ItemList], Few] = {}
     prepared: Annotated[dict[Name, Annotated[bytes, msgspec.Meta(max_length=MAX_PREPARED)]], Few] = {}
     elsewhere: Annotated[list[Name], Few] = []
-    attempt: Attempt = 0
     lifetime_ms: Count = 0
     unmet: Annotated[tuple[Unmet, ...], msgspec.Meta(max_length=MAX_UNMET)] = ()
     least: Tokens = 0
@@ -297,7 +304,6 @@ class Failed(Message, frozen=True, kw_only=True):
         room: The request.
         generation: Which use of the room id.
         reason: Why.
-        attempt: Number that the engines gave this use of the room id. Only decode sets it.
         met: Generation of the request that prefill's room met; 0 if none did. Only prefill sets it.
         declined: Whether no other instance will ask for the room either, as the engine says. Only decode sets it.
         ended_ms_ago: Milliseconds since the use ended, if decode could not tell it before; otherwise 0.
@@ -306,7 +312,6 @@ class Failed(Message, frozen=True, kw_only=True):
     room: Room
     generation: Generation
     reason: Reason
-    attempt: Attempt = 0
     met: Generation = 0
     declined: bool = False
     ended_ms_ago: Count = 0
@@ -331,12 +336,10 @@ class Keep(Message, frozen=True, kw_only=True):
 
     Attributes:
         room: The request.
-        attempt: Number that the engines gave this use of the room id.
         lease_ms: For how many milliseconds from now. Decode sends another one before this time is over.
     """
 
     room: Room
-    attempt: Attempt = 0
     lease_ms: Count = 0
 
 
@@ -354,11 +357,9 @@ class Inquire(Message, frozen=True, kw_only=True):
 
     Attributes:
         room: The request.
-        attempt: Number that the engines gave this use of the room id.
     """
 
     room: Room
-    attempt: Attempt = 0
 
 
 class Standing(Message, frozen=True, kw_only=True):
@@ -366,12 +367,10 @@ class Standing(Message, frozen=True, kw_only=True):
 
     Attributes:
         room: The request.
-        attempt: Number that the engines gave this use of the room id.
         status: How far the room is there, as the number of a `statelink.Status`.
     """
 
     room: Room
-    attempt: Attempt = 0
     status: Annotated[int, msgspec.Meta(ge=0, le=4)] = 0
 
 

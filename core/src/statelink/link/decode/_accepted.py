@@ -27,7 +27,6 @@ class Accepted(msgspec.Struct, frozen=True):
     Attributes:
         room: The room's id.
         generation: The number that this side drew for this use of the id.
-        attempt: The number that the engines of both sides gave it.
         tokens: N: positions of the request; the most that it can have, while decode knows only its number of pages.
         least: The fewest that it can have; N if that is known.
         prefix: P: positions that decode already holds.
@@ -38,7 +37,6 @@ class Accepted(msgspec.Struct, frozen=True):
 
     room: int
     generation: int
-    attempt: int
     tokens: int
     least: int
     prefix: int

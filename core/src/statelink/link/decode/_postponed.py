@@ -1,4 +1,7 @@
-"""Calls about prefill instances that are not ready yet."""
+"""What prefill instances are told of rooms that this side did not ask for: that it will not, or that it will later.
+
+An instance that is not ready yet is told once it is.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,121 @@ from collections import OrderedDict
 from collections.abc import Callable, Container, Hashable
 from typing import TYPE_CHECKING
 
+from statelink import wire
+from statelink.link.peers import InstanceState
+
 if TYPE_CHECKING:
     from statelink.errors import Reason
+    from statelink.link._context import Context
 
     from ._instance import Instance
     from ._prefill_rank import PrefillRank
+    from ._unmet import UnmetUses
 
-__all__ = ["Postponed"]
+__all__ = ["Declines", "Leases"]
 
-MOST = 4096
-"""Most calls that wait. If there are more, the oldest is dropped."""
+MOST_CALLS = 4096
+"""Most calls of one kind that wait. If there are more, the oldest is dropped."""
+LONGEST_LEASE_MS = 1 << 40
 
 
-class Postponed:
+class Declines:
+    """Sends Failed to every rank of an instance: to those that answer at once, and to all when it is ready.
+
+    The rooms of these ranks may be open, and wait for a request. Belongs to the control thread.
+
+    Args:
+        context: The link's parts.
+        unmet: Keeps uses of ids that ended, and for which prefill may not have had a room.
+    """
+
+    def __init__(self, context: Context, unmet: UnmetUses) -> None:
+        self._context = context
+        self._unmet = unmet
+        self._postponed = _Postponed()
+
+    def add(
+        self, room: int, generation: int, instance: Instance, reason: Reason, until: float, *, for_all: bool
+    ) -> None:
+        """Tell an instance that a use of an id has ended here. Decode never asked that instance for it.
+
+        Args:
+            room: The room id.
+            generation: The number that this side drew for the use.
+            instance: The instance.
+            reason: Why it has ended.
+            until: When to give it up, on the link's clock, if the instance is not ready before.
+            for_all: Whether no other decode instance will ask for the room either, as the engine says.
+        """
+        ended = self._context.now()
+
+        def tell(instance: Instance) -> None:
+            self._tell(room, generation, instance, reason, ended, for_all)
+
+        tell(instance)
+        if instance.state is not InstanceState.READY and until > self._context.now():
+            self._postponed.add(generation, instance, until, tell)
+
+    def beat(self, now: float) -> None:
+        """Give up those whose time is over."""
+        self._postponed.beat(now)
+
+    def _tell(
+        self, room: int, generation: int, instance: Instance, reason: Reason, ended: float, for_all: bool
+    ) -> None:
+        known = {address: rank for address, rank in instance.ranks.items() if rank.handshake is not None}
+        complete = instance.state is InstanceState.READY
+        names = [each.name for each in known.values()] if complete else None
+        self._unmet.ended(room, generation, names)
+        for address, rank in known.items():
+            failed = wire.Failed(
+                sender=self._context.name,
+                to=rank.name,
+                room=room,
+                generation=generation,
+                reason=reason,
+                declined=for_all,
+                ended_ms_ago=int(1000 * (self._context.now() - ended)),
+            )
+            self._context.send(failed, address)
+
+
+class Leases:
+    """Sends Keep to every rank of an instance when it is ready. Belongs to the control thread.
+
+    Args:
+        context: The link's parts.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._postponed = _Postponed()
+
+    def add(self, room: int, instance: Instance, until: float) -> None:
+        """Ask an instance to keep the state of a request that this side will ask for later.
+
+        Args:
+            room: The room id.
+            instance: The instance.
+            until: For how long, on the link's clock.
+        """
+        if instance.state is InstanceState.READY:
+            self._tell(room, instance, until)
+        else:
+            self._postponed.add(room, instance, until, lambda instance: self._tell(room, instance, until))
+
+    def beat(self, now: float) -> None:
+        """Give up those whose time is over."""
+        self._postponed.beat(now)
+
+    def _tell(self, room: int, instance: Instance, until: float) -> None:
+        left = int(min(max(0.0, 1000 * (until - self._context.now())), LONGEST_LEASE_MS))
+        for address, rank in instance.ranks.items():
+            keep = wire.Keep(sender=self._context.name, to=rank.name, room=room, lease_ms=left)
+            self._context.send(keep, address)
+
+
+class _Postponed:
     """Calls functions with an instance once it is ready, unless it is refused or their time is over.
 
     Each call keeps its instance, as a room does. Belongs to the control thread.
@@ -38,7 +143,7 @@ class Postponed:
         """
         self._drop(key)
         self._calls[key] = _Call(instance, until, function, lambda: self._calls.pop(key, None))
-        while len(self._calls) > MOST:
+        while len(self._calls) > MOST_CALLS:
             self._drop(next(iter(self._calls)))
 
     def beat(self, now: float) -> None:

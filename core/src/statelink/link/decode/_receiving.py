@@ -96,7 +96,6 @@ class Receiving(Room):
         return Accepted(
             state.room,
             state.generation,
-            state.attempt,
             tokens.most,
             tokens.least,
             prefix,

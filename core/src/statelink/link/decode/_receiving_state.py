@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from statelink.link._context import Context
 
     from ._accepted import Accepted
-    from ._declines import Declines
     from ._instance import Instance
+    from ._postponed import Declines
     from ._prefill_rank import PrefillRank
     from ._unmet import UnmetUses
 
@@ -62,10 +62,9 @@ class ReceivingState(RoomState):
         tokens: int | None,
         generation: int,
         deadline: float | None,
-        attempt: int,
         sole: bool,
     ) -> None:
-        super().__init__(context, watcher, room, tokens, deadline, attempt)
+        super().__init__(context, watcher, room, tokens, deadline)
         self.generation = generation
         self._sole = sole
         self._unmet = unmet
@@ -159,7 +158,7 @@ class ReceivingState(RoomState):
             self._after_change()
             return
         for name, writer in self._writers.items():
-            if not writer.ask(self.deadline - self.opened, self._unmet.named(self.key, name)):
+            if not writer.ask(self.deadline - self.opened, self._unmet.named(self.room, name)):
                 self.fail(self.reason_for("peer.send", "a request could not be sent", peer=name))
                 return
         if not self._writers:  # by the plan, no prefill rank owes this rank a byte
@@ -277,17 +276,16 @@ class ReceivingState(RoomState):
         if ended is None:
             return
         if self._writers or self._instance is None:
-            self._unmet.ended(self.key, self.generation, self._not_met())
+            self._unmet.ended(self.room, self.generation, self._not_met())
         for writer in self._writers.values():
             writer.tell_failed(ended, declined=self._sole)
             writer.revoke(self.drained)
             writer.abort(self._hook_ended)
         self._after_change()
         if not self._writers and self._instance is not None:
-            use = self.key, self.generation
             # A room may have no deadline, and its instance may never be there.
             until = min(self.deadline, self.context.now() + self.context.config.deadline)
-            self._declines.add(*use, self._instance, ended, until, for_all=self._sole)
+            self._declines.add(self.room, self.generation, self._instance, ended, until, for_all=self._sole)
         seconds = self.context.config.take_back_after
         if seconds is not None and not self.memory.proven:
             self.context.after(seconds, lambda: self._take_back_after(seconds))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +14,8 @@ from statelink.link._room_table import Rooms
 from statelink.link._status import ENDED
 from statelink.plan import needs_tokens, unknown_pages
 
-from ._declines import Declines
-from ._generations import Generations
 from ._instances import Instances
-from ._leases import Leases
+from ._postponed import Declines, Leases
 from ._process_exits import ProcessExits
 from ._receiving import Receiving
 from ._receiving_state import AboutRoom, ReceivingState
@@ -24,7 +24,6 @@ from ._unmet import UnmetUses
 if TYPE_CHECKING:
     from statelink.errors import Reason
     from statelink.link._context import Context
-    from statelink.link._header import RoomKey
     from statelink.link._room_state import Ready
     from statelink.link._room_table import RoomTable
     from statelink.link.peers import Peer
@@ -34,6 +33,11 @@ if TYPE_CHECKING:
 
 __all__ = ["DecodeRole"]
 
+GENERATION_BYTES = 8
+"""Bytes that are drawn for each generation."""
+GENERATION_BITS = 62
+"""Bits of these that a generation has."""
+GENERATIONS_AT_ONCE = 64
 ABOUT_ROOM = (wire.Chunk, wire.Finished, wire.Failed, wire.Drained, wire.Note)
 
 
@@ -51,7 +55,8 @@ class DecodeRole:
         self._rooms = Rooms(table, ReceivingState)
         self._instances = Instances(context)
         self._unmet = UnmetUses(context.now)
-        self._generations = Generations()
+        self._generations: deque[int] = deque()
+        """Numbers that are drawn for uses of ids to come."""
         self._declines = Declines(context, self._unmet)
         self._leases = Leases(context)
         self._exits = ProcessExits(context, self._drained)
@@ -65,7 +70,6 @@ class DecodeRole:
         prefix: int,
         ready: Ready | None,
         deadline: float | None,
-        attempt: int,
         sole: bool,
         content: bytes,
     ) -> Receiving:
@@ -76,7 +80,7 @@ class DecodeRole:
                 without the number of tokens.
         """
         if tokens is None:
-            self._check_unknown(room, attempt)
+            self._check_unknown(room)
         state = ReceivingState(
             self._context,
             self._table,
@@ -85,9 +89,8 @@ class DecodeRole:
             self._instances.explain,
             room=room,
             tokens=tokens,
-            generation=self._generations.draw(),
+            generation=self._draw_generation(),
             deadline=deadline,
-            attempt=attempt,
             sole=sole,
         )
         state.content = content
@@ -104,7 +107,22 @@ class DecodeRole:
             room.accepted(accepted)
         room.open(self._instances.get(peer))
 
-    def _check_unknown(self, room: int, attempt: int) -> None:
+    def _draw_generation(self) -> int:
+        """A number above zero for a use of an id, which no peer can foresee: 62 random bits, plus one. Any thread.
+
+        It asks the system for many at once. Each such call lets go of the interpreter, and the engine's thread, which
+        opens rooms, may wait long to get it back.
+        """
+        while True:
+            try:
+                return self._generations.popleft()
+            except IndexError:
+                drawn = secrets.token_bytes(GENERATION_BYTES * GENERATIONS_AT_ONCE)
+            each = (drawn[at : at + GENERATION_BYTES] for at in range(0, len(drawn), GENERATION_BYTES))
+            unused = 8 * GENERATION_BYTES - GENERATION_BITS
+            self._generations.extend((int.from_bytes(number, "little") >> unused) + 1 for number in each)
+
+    def _check_unknown(self, room: int) -> None:
         """Check that a request whose number of tokens only prefill knows can be received."""
         components = self._context.inventory.components
         if any(each.page == 1 and not needs_tokens(each) for each in components):
@@ -112,25 +130,25 @@ class DecodeRole:
         for component in components:
             if needs_tokens(component):
                 error = unknown_pages(component).reason
-                reason = room_reason(self._context, room, attempt, error.code, error.what, error.cause, error.hint)
+                reason = room_reason(self._context, room, error.code, error.what, error.cause, error.hint)
                 raise RoomError.of(reason)
 
-    def decline(self, room: int, attempt: int, peer: Peer, why: str) -> None:
+    def decline(self, room: int, peer: Peer, why: str) -> None:
         """See `Link.decline`. A thread of the engine.
 
         Raises:
             RoomError: This side has opened a room with this id.
         """
         self._check_unopened(room, "declined", "abort it")
-        reason = room_reason(self._context, room, attempt, "room.declined", "decode declined the request", why)
-        self._context.post(lambda: self._decline((room, attempt), peer, reason))
+        reason = room_reason(self._context, room, "room.declined", "decode declined the request", why)
+        self._context.post(lambda: self._decline(room, peer, reason))
 
-    def _decline(self, key: RoomKey, peer: Peer, reason: Reason) -> None:
+    def _decline(self, room: int, peer: Peer, reason: Reason) -> None:
         until = self._context.now() + self._context.config.deadline
-        generation = self._generations.draw()
-        self._declines.add(key, generation, self._instances.get(peer), reason, until, for_all=True)
+        generation = self._draw_generation()
+        self._declines.add(room, generation, self._instances.get(peer), reason, until, for_all=True)
 
-    def keep(self, room: int, attempt: int, peer: Peer, seconds: float) -> None:
+    def keep(self, room: int, peer: Peer, seconds: float) -> None:
         """See `Link.keep`. A thread of the engine.
 
         Raises:
@@ -138,7 +156,7 @@ class DecodeRole:
         """
         self._check_unopened(room, "kept", "extend it")
         until = self._context.now() + seconds
-        self._context.post(lambda: self._leases.add((room, attempt), self._instances.get(peer), until))
+        self._context.post(lambda: self._leases.add(room, self._instances.get(peer), until))
 
     def _check_unopened(self, room: int, what: str, hint: str) -> None:
         known = self._rooms.get(room)
@@ -183,7 +201,7 @@ class DecodeRole:
 
     def _about_room(self, message: AboutRoom, rank: PrefillRank) -> None:
         if isinstance(message, (wire.Failed, wire.Drained)) and message.met:
-            self._unmet.met(message.met, rank.name)
+            self._unmet.met(message.room, message.met, rank.name)
         room = self._room(message.room, message.generation)
         if room is not None:
             room.handle(message, rank.name)

@@ -11,7 +11,6 @@ import msgspec
 from statelink import wire
 from statelink.backend import MAX_PREPARED, UNKNOWN, Arrival, Moved, ReceiveHook, Transfer
 from statelink.errors import Reason, StatelinkError
-from statelink.link._header import RoomHeader
 from statelink.link._room_state import room_reason
 from statelink.link._verify import differing
 from statelink.link.runtime import BackendDefect
@@ -149,7 +148,6 @@ class Writer:
             items=items,
             prepared=self._prepared,
             elsewhere=self._elsewhere,
-            attempt=accepted.attempt,
             lifetime_ms=int(1000 * min(lasts, LONGEST)) + 1,
             unmet=unmet,
             content=accepted.content,
@@ -261,7 +259,7 @@ class Writer:
             reason: Why the room failed.
             declined: Whether no other decode instance will ask for this use of the id.
         """
-        failed = wire.Failed(**self._header(), reason=reason, attempt=self._accepted.attempt, declined=declined)
+        failed = wire.Failed(**self._header(), reason=reason, declined=declined)
         self._context.send(failed, self.rank.address)
 
     def abort(self, then: Done) -> None:
@@ -352,11 +350,11 @@ class Writer:
     def _reason(
         self, code: str, what: str, cause: str = "", hint: str = "", *, component: str | None = None, **who: object
     ) -> Reason:
-        room, attempt, peer = self._accepted.room, self._accepted.attempt, self.rank.name
-        return room_reason(self._context, room, attempt, code, what, cause, hint, component=component, peer=peer, **who)
+        room, peer = self._accepted.room, self.rank.name
+        return room_reason(self._context, room, code, what, cause, hint, component=component, peer=peer, **who)
 
-    def _header(self) -> RoomHeader:
-        return RoomHeader(
+    def _header(self) -> wire.RoomHeader:
+        return wire.RoomHeader(
             sender=self._context.handshake.link,
             to=self.rank.name,
             room=self._accepted.room,

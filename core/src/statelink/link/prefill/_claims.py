@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ._tombstones import NAMED, AskingRank
+from ._tombstones import AskingRank
 
 if TYPE_CHECKING:
     from statelink.errors import Reason
     from statelink.link._context import Context
-    from statelink.link._header import RoomKey
     from statelink.wire import Request
 
     from ._decode_rank import DecodeRank
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Claims", "Group", "Stale"]
 
 MOST_NAMED = 4
-"""Most rooms that the cause of a passed deadline names."""
+"""Most rooms, and most ranks, that the cause of a passed deadline names."""
 
 
 class Stale(NamedTuple):
@@ -67,11 +66,10 @@ class Claims:
 
     def complete(self, room: SendingState) -> Group | None:
         """The first instance of which every rank has asked or given up, and at least one has asked."""
-        key = room.key
         if not self._pending.asked_for(room.room):
             return None
         groups: list[dict[int, tuple[DecodeRank, Asked]]] = []
-        for rank, asked in self.asked(key, room):
+        for rank, asked in self.asked(room.room):
             ours = rank.handshake.inventory
             for group in groups:
                 one = next(iter(group.values()))[0]
@@ -81,17 +79,17 @@ class Claims:
                 group = {}
                 groups.append(group)
             group[ours.rank] = rank, asked
-            given_up = self._tombstones.given_up(key, (ours.instance,))
+            given_up = self._tombstones.given_up(room.room, ours.instance)
             members = list(group.values())
             others = 0
             if given_up is not None:
-                others = len(given_up.of(room.to).keys() - {each.name for each, _ in members})
+                others = len(given_up.uses.keys() - {each.name for each, _ in members})
             if len(members) + others >= max([each.expected for each, _ in members]):
                 return Group(members, given_up if others and len(members) < rank.expected else None)
         return None
 
     def sole(self, request: Request, rank: DecodeRank) -> bool:
-        """Whether a request alone decides about an open room which its rank can have.
+        """Whether a request alone decides about an open room that belongs to no instance.
 
         So it is if its instance sends no other request for the room, if no other rank's waits for it, and if nothing is
         remembered of an earlier use of the id which one of the two may mean. Then `complete` would find the rank alone,
@@ -101,7 +99,7 @@ class Claims:
             rank.expected == 1
             and not request.unmet
             and not self._pending.asked_for(request.room)
-            and self._tombstones.blank((request.room, request.attempt))
+            and self._tombstones.blank(request.room)
         )
 
     def stale(self, room: SendingState, rank: DecodeRank, asked: Asked) -> Stale | None:
@@ -109,14 +107,14 @@ class Claims:
 
         A tombstone that the request may mean counts as known to the rank after this call.
         """
-        if not asked.request.unmet and self._tombstones.blank(room.key):
+        if not asked.request.unmet and self._tombstones.blank(room.room):
             return None
         asking = self.asking(rank)
         lasts = asked.request.lifetime_ms / 1000 + self._context.now() - asked.at
-        end = self._tombstones.due(room.key, asking, lasts)
+        end = self._tombstones.due(room.room, asking, lasts)
         if end is not None:
-            self._tombstones.acknowledge(room.key, asking, end)
-        if end is not None or self._tombstones.forgot(room.key):
+            self._tombstones.acknowledge(room.room, asking, end)
+        if end is not None or self._tombstones.forgot(room.room):
             return Stale(ours=True, met=asked.request.generation)
         unmet = self._unmet(room, rank, asked)
         return None if unmet is None else Stale(ours=False, met=unmet)
@@ -130,18 +128,6 @@ class Claims:
                 return earlier.generation
         return None
 
-    def not_for(self, room: SendingState, rank: DecodeRank) -> Reason | None:
-        """Why a rank cannot have a room; ``None`` if it can."""
-        if room.bound:
-            return self.taken(room)
-        if room.to is None:
-            return None
-        asking = self.asking(rank)
-        if room.to.admits(asking.instance, asking.key):
-            return None
-        cause = f"it is for {room.to}, and {rank.name} is of {asking.instance}"
-        return room.reason_for("room.instances", "a room is for another decode instance", cause)
-
     def taken(self, room: SendingState) -> Reason:
         """Why a rank cannot have a room that another instance has."""
         first = room.deliveries[0].rank
@@ -151,37 +137,25 @@ class Claims:
     def missing(self, room: SendingState) -> int | None:
         """How many ranks have yet to ask, of the instance that lacks fewest; ``None`` if no rank asked. Any thread."""
         lacking: dict[str, int] = {}
-        for name in list(self._pending.of(room.key)):
+        for name in list(self._pending.of(room.room)):
             rank = self._ranks.get(name)
-            if rank is not None and self.not_for(room, rank) is None:
+            if rank is not None:
                 instance = rank.handshake.inventory.instance
                 lacking[instance] = lacking.get(instance, rank.expected) - 1
         return min(lacking.values(), default=None)
 
     def unasked(self, room: SendingState) -> str:
         """Why no instance has the room, for the cause of a passed deadline."""
-        waiting = self.asked(room.key, room)
+        waiting = self.asked(room.room)
         if waiting:
-            names = ", ".join(rank.name for rank, _ in waiting[:4])
+            names = ", ".join(rank.name for rank, _ in waiting[:MOST_NAMED])
             return f"{len(waiting)} decode ranks have asked for it ({names}), which are not all of their instance"
-        attempts = [each for each in self._pending.attempts(room.room) if each != room.attempt]
-        if attempts:
-            return f"decode asked for attempt {attempts[0]} of it, and this is attempt {room.attempt}"
-        instances = {rank.handshake.inventory.instance for rank in self._ranks.known}
-        given_up = [
-            each
-            for each in (self._tombstones.given_up(room.key, (name, NAMED + name)) for name in sorted(instances))
-            if each is not None
-        ]
-        if given_up and room.to is None:
-            first = given_up[0]
-            cause = f"decode instance {first.instance!r} gave it up before it asked ({first.reason.clause})"
+        given_up = self._tombstones.first_given_up(room.room)
+        if given_up is not None:
             return (
-                f"{cause}, and this room does not say that it is for that instance: with to={first.instance!r} for "
-                "send(), or sole=True for receive(), it would have failed then"
+                f"decode instance {given_up.instance!r} gave it up before it asked ({given_up.reason.clause}), and did "
+                "not say that no other instance will ask: with sole=True for receive(), the room would have failed then"
             )
-        if room.turned_away:
-            return f"decode instance {room.turned_away!r} asked for it, and send() says that it is for {room.to}"
         others = self._pending.rooms(MOST_NAMED)
         waits = f"requests for other rooms wait here: {', '.join(others)}" if others else ""
         return "; ".join(filter(None, ("decode never asked for it", waits, self.refusal(room))))
@@ -194,14 +168,10 @@ class Claims:
         ago = self._context.now() - refusal.at
         return f"{ago:.1f} s ago, {refusal.peer} and this link did not agree ({refusal.reason.clause})"
 
-    def asked(self, key: RoomKey, room: SendingState | None) -> list[tuple[DecodeRank, Asked]]:
-        """The ranks that asked for a key, with their requests. Given a room, only the ranks that can have it."""
-        found = []
-        for name, asked in self._pending.of(key).items():
-            rank = self._ranks.get(name)
-            if rank is not None and (room is None or self.not_for(room, rank) is None):
-                found.append((rank, asked))
-        return found
+    def asked(self, room: int) -> list[tuple[DecodeRank, Asked]]:
+        """The ranks that asked for a room, with their requests."""
+        found = ((self._ranks.get(name), asked) for name, asked in self._pending.of(room).items())
+        return [(rank, asked) for rank, asked in found if rank is not None]
 
     def asking(self, rank: DecodeRank) -> AskingRank:
         """A rank as tombstones see it."""

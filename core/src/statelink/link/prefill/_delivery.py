@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from statelink import wire
 from statelink.backend import SendHook, SubmitMode
 from statelink.errors import MismatchError, Reason, StatelinkError
-from statelink.link._header import RoomHeader
 from statelink.link.runtime import Flag
 from statelink.plan import Items, checked_int, required
 
@@ -246,8 +245,8 @@ class Delivery:
         """The destination's use that this delivery serves."""
         return self.rank.name, self.request.room, self.request.generation
 
-    def _header(self) -> RoomHeader:
-        return RoomHeader(
+    def _header(self) -> wire.RoomHeader:
+        return wire.RoomHeader(
             sender=self._context.name,
             to=self.rank.name,
             room=self.request.room,

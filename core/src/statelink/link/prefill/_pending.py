@@ -7,10 +7,9 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from statelink.link._header import RoomKey
     from statelink.wire import Request
 
-__all__ = ["Asked", "PendingRequests", "key_of"]
+__all__ = ["Asked", "PendingRequests"]
 
 
 class Asked(NamedTuple):
@@ -25,17 +24,12 @@ class Asked(NamedTuple):
     at: float
 
 
-def key_of(request: Request) -> RoomKey:
-    """The room and the attempt that a request is about."""
-    return request.room, request.attempt
-
-
 OF_A_REQUEST, OF_AN_ENTRY = 1024, 256
 """Bytes of memory that are counted for each request, and for each name in it, besides the bytes that it carries."""
 
 
 class PendingRequests:
-    """Keeps requests by room, attempt and peer. Belongs to the control thread.
+    """Keeps requests by room and peer. Belongs to the control thread.
 
     When there are too many, the oldest requests of the peer with the most bytes here are dropped. So a peer that asks
     for much does not displace the requests of others.
@@ -51,8 +45,8 @@ class PendingRequests:
     def __init__(self, most: int, nbytes: int) -> None:
         self._most = most
         self._limit = nbytes
-        self._rooms: dict[int, dict[int, dict[str, Asked]]] = {}
-        self._of_peer: dict[str, OrderedDict[RoomKey, int]] = {}
+        self._rooms: dict[int, dict[str, Asked]] = {}
+        self._of_peer: dict[str, OrderedDict[int, int]] = {}
         self._held: dict[str, int] = {}
         self._count = 0
         self.nbytes = 0
@@ -62,11 +56,11 @@ class PendingRequests:
 
     def put(self, peer: str, request: Request, at: float) -> list[tuple[str, Request]]:
         """Keep a request, in place of an earlier one of the same peer. Returns peers and requests that were dropped."""
-        key, size = key_of(request), _size(request)
-        if request.room in self._rooms:
-            self.drop(key, peer)
-        self._rooms.setdefault(key[0], {}).setdefault(key[1], {})[peer] = Asked(request, at)
-        self._of_peer.setdefault(peer, OrderedDict())[key] = size
+        room, size = request.room, _size(request)
+        if room in self._rooms:
+            self.drop(room, peer)
+        self._rooms.setdefault(room, {})[peer] = Asked(request, at)
+        self._of_peer.setdefault(peer, OrderedDict())[room] = size
         self._held[peer] = self._held.get(peer, 0) + size
         self.nbytes += size
         self._count += 1
@@ -78,40 +72,32 @@ class PendingRequests:
                 dropped.append((largest, oldest))
         return dropped
 
-    def get(self, key: RoomKey, peer: str) -> Request | None:
+    def get(self, room: int, peer: str) -> Request | None:
         """A peer's request for a room."""
-        asked = self.of(key).get(peer)
+        asked = self.of(room).get(peer)
         return asked.request if asked is not None else None
 
-    def of(self, key: RoomKey) -> dict[str, Asked]:
+    def of(self, room: int) -> dict[str, Asked]:
         """The requests for a room, by peer. The caller must not change the result."""
-        attempts = self._rooms.get(key[0])
-        return {} if attempts is None else attempts.get(key[1], {})
+        return self._rooms.get(room, {})
 
     def asked_for(self, room: int) -> bool:
-        """Whether there is a request for a room id, of any attempt. Any thread."""
+        """Whether there is a request for a room. Any thread."""
         return room in self._rooms
 
     def rooms(self, most: int) -> list[str]:
         """Some of the rooms for which there are requests, each with the peer that asked last."""
         found = itertools.islice(self._rooms.items(), most)
-        return [f"{room} (of {next(reversed(asked))})" for room, by in found for asked in by.values()][:most]
+        return [f"{room} (of {next(reversed(asked))})" for room, asked in found]
 
-    def attempts(self, room: int) -> list[int]:
-        """Attempts of a room id for which there are requests."""
-        return list(self._rooms.get(room, ()))
-
-    def drop(self, key: RoomKey, peer: str) -> Request | None:
+    def drop(self, room: int, peer: str) -> Request | None:
         """Drop a peer's request for a room, and return it; ``None`` if there is none."""
-        attempts = self._rooms.get(key[0])
-        asked = None if attempts is None else attempts.get(key[1], {}).pop(peer, None)
-        if attempts is None or asked is None:
+        asked = self.of(room).pop(peer, None)
+        if asked is None:
             return None
-        if not attempts[key[1]]:
-            del attempts[key[1]]
-        if not attempts:
-            del self._rooms[key[0]]
-        size = self._of_peer[peer].pop(key)
+        if not self._rooms[room]:
+            del self._rooms[room]
+        size = self._of_peer[peer].pop(room)
         self._held[peer] -= size
         self.nbytes -= size
         self._count -= 1
@@ -121,8 +107,8 @@ class PendingRequests:
 
     def forget(self, peer: str) -> None:
         """Drop all requests of a peer."""
-        for key in list(self._of_peer.get(peer, ())):
-            self.drop(key, peer)
+        for room in list(self._of_peer.get(peer, ())):
+            self.drop(room, peer)
 
 
 def _size(request: Request) -> int:

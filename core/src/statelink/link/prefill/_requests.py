@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from statelink import wire
 from statelink.backend import Side
 from statelink.errors import Reason
-from statelink.link._header import RoomHeader
 from statelink.link._room_state import room_reason
 from statelink.link._status import ENDED, Status
 
 from ._claims import Claims
-from ._pending import PendingRequests, key_of
-from ._tombstones import ANYBODY, NAMED, REMEMBERED, GivenUp, Tombstones
+from ._pending import PendingRequests
+from ._tombstones import GivenUp, Tombstones
 
 if TYPE_CHECKING:
     from statelink.link._context import Context
@@ -31,17 +30,19 @@ if TYPE_CHECKING:
 __all__ = ["Requests"]
 
 
+MOST_PENDING = 65536
+"""Most requests that wait for their rooms."""
 REUSED = "a room id is used again"
-DOUBT = 1.0
+DOUBT_SECONDS = 1.0
 """Seconds that decode's request waits for a room, if the last room that prefill opened may have been meant for it."""
-HINT = "give each use of an id an attempt of its own, the same on both sides"
+HINT = "take another id for each request, the same on both sides"
 
 
 class Requests:
     """Keeps decode's requests until they meet a room, and refuses those that can meet none.
 
-    A room belongs to the instance that its engine named, or else to the first of which every rank has asked for it.
-    Messages of other instances do not change it. Belongs to the control thread.
+    A room belongs to the first instance of which every rank has asked for it. Messages of other instances do not
+    change it. Belongs to the control thread.
 
     Args:
         context: The link's parts.
@@ -57,7 +58,7 @@ class Requests:
         self._ranks = ranks
         self._rooms = rooms
         self._uses_in_flight = uses_in_flight
-        self._pending = PendingRequests(REMEMBERED, context.config.max_pending_request_bytes)
+        self._pending = PendingRequests(MOST_PENDING, context.config.max_pending_request_bytes)
         self._tombstones = Tombstones(context.now, context.config.deadline)
         self._claims = Claims(context, ranks, self._pending, self._tombstones)
 
@@ -74,7 +75,7 @@ class Requests:
             return
         if message.unmet:
             self._reconcile(message, rank)
-        room = self._room(message.room, message.attempt)
+        room = self._room(message.room)
         if room is not None and room.status is Status.BOOTSTRAPPING:
             self._meet(room, message, rank)
             return
@@ -97,10 +98,7 @@ class Requests:
 
     def _meet(self, room: SendingState, message: wire.Request, rank: DecodeRank) -> None:
         """A rank asks for an open room that belongs to no instance yet."""
-        reason_not = self._claims.not_for(room, rank)
-        if reason_not is not None:
-            self._refuse_other(room, message, rank, reason_not)
-        elif not self._claims.sole(message, rank):
+        if not self._claims.sole(message, rank):
             self._keep(message, rank)
             self.bind(room)
         elif (failed := room.bind([(rank, message)])) is not None:
@@ -112,57 +110,56 @@ class Requests:
 
     def gave_up(self, message: wire.Failed, rank: DecodeRank) -> None:
         """Handle a rank's Failed for a use to which no room of this side belongs yet."""
-        key = (message.room, message.attempt)
-        use = (rank.name, message.room, message.generation)
-        request = self._pending.get(key, rank.name)
+        number = message.room
+        use = (rank.name, number, message.generation)
+        request = self._pending.get(number, rank.name)
         # A repeated or late Failed must not affect a later use of this room id.
         fresh = self._tombstones.admit(use) if request is None else request.generation == message.generation
         if not fresh:
             return
-        # A rank that is not attached cannot have asked for the room, and another instance may still ask. If this rank
-        # says that none will (`declined`), its Failed counts for every room. Otherwise it counts only for a room whose
-        # engine named this rank's instance (`to`).
-        named = rank.plan is None and not message.declined
-        self._pending.drop(key, rank.name)
-        asking = self._claims.asking(rank)
-        end = self._tombstones.due(key, asking, 0.0)
-        if end is not None and (end.to is not None or not named):  # the room of this use ended on this side as well
-            self._tombstones.acknowledge(key, asking, end)
+        self._pending.drop(number, rank.name)
+        asking, attached = self._claims.asking(rank), rank.plan is not None
+        # A rank that is not attached cannot have asked for the room, and another instance may still ask. Its Failed
+        # counts only if this rank says that none will (`declined`).
+        counts = attached or message.declined
+        end = self._tombstones.due(number, asking, 0.0) if counts else None
+        if end is not None:  # the room of this use ended on this side as well
+            self._tombstones.acknowledge(number, asking, end)
             self._tombstones.meet(use)
             return
-        room = self._room(message.room, message.attempt)
-        waits = room is not None and room.status not in ENDED and self._claims.not_for(room, rank) is None
-        if waits and room is not None and (room.to is not None or message.declined):
+        room = self._room(number)
+        waits = room is not None and room.status not in ENDED and not room.bound
+        if room is not None and waits and message.declined:
             self._tombstones.meet(use)
             # If the room was opened after the use had ended on decode, it may have been meant for decode's next use.
             if room.opened > self._context.now() - message.ended_ms_ago / 1000:
                 given_up = GivenUp(message.reason, asking.instance)
                 given_up.join(asking, message.generation)
-                given_up.extend(asking, 0.0, message.declined, named)
-                self._tombstones.spend(key, given_up)
+                given_up.declined = True
+                self._tombstones.spend(number, given_up)
             room.fail_known(message.reason, {rank.name: asking.instance}, rank.expected)
             return
         given_up = self._tombstones.give_up(
-            key, asking, message.generation, message.reason, message.declined, named=named
+            number, asking, message.generation, message.reason, attached=attached, declined=message.declined
         )
-        if named:
+        if not counts:
             return
-        if waits and room is not None:
+        if room is not None and waits:
             self.bind(room)
             return
         # The instance will not use the room: refuse the requests of its other ranks. A rank with another key may only
         # claim to be of this instance, so its request stays.
-        for another, asked in self._claims.asked(key, None):
+        for another, asked in self._claims.asked(number):
             other = self._claims.asking(another)
             if other.instance == asking.instance and other.key == asking.key:
-                self._pending.drop(key, another.name)
+                self._pending.drop(number, another.name)
                 given_up.join(other, asked.request.generation)
                 self.answer(another, asked.request, message.reason)
 
     def keep(self, message: wire.Keep, rank: DecodeRank) -> None:
         """Handle a rank's Keep. One that comes before the room is opened does nothing: decode repeats it."""
-        room = self._room(message.room, message.attempt)
-        if room is not None and rank.plan is not None and self._claims.not_for(room, rank) is None:
+        room = self._room(message.room)
+        if room is not None and rank.plan is not None and not room.bound:
             room.keep(message.lease_ms / 1000)
 
     def declines(self, message: wire.Request) -> bool:
@@ -204,29 +201,29 @@ class Requests:
 
         The rank lists such a use in its request if it does not know whether prefill had a room for it.
         """
-        key, asking = key_of(message), self._claims.asking(rank)
+        asking, lifetime = self._claims.asking(rank), message.lifetime_ms / 1000
         for earlier in message.unmet:
             use = (rank.name, message.room, earlier.generation)
             if not earlier.generation:
                 continue
             if not self._tombstones.met(use):
-                end = self._tombstones.due(key, asking, message.lifetime_ms / 1000 + earlier.ended_ms_ago / 1000)
+                end = self._tombstones.due(message.room, asking, lifetime + earlier.ended_ms_ago / 1000)
                 if end is None or end.many:
                     continue
-                self._tombstones.acknowledge(key, asking, end)
+                self._tombstones.acknowledge(message.room, asking, end)
                 self._tombstones.meet(use)
             if not self._may_land(use):
                 self._ranks.send(self._drained(use))
 
     def _answered_by_tombstone(self, message: wire.Request, rank: DecodeRank) -> bool:
         """Answer a request for a room that has ended on either side. Returns whether it was one."""
-        key, asking = key_of(message), self._claims.asking(rank)
-        end = self._tombstones.due(key, asking, message.lifetime_ms / 1000)
+        asking = self._claims.asking(rank)
+        end = self._tombstones.due(message.room, asking, message.lifetime_ms / 1000)
         if end is not None:
-            self._tombstones.acknowledge(key, asking, end)
+            self._tombstones.acknowledge(message.room, asking, end)
             self.answer(rank, message, end.reason, met=message.generation)
             return True
-        given_up = self._tombstones.given_up(key, (asking.instance,))
+        given_up = self._tombstones.given_up(message.room, asking.instance)
         # A rank with another key may only claim to be of this instance. Its request stays, until the room is open.
         same_key = given_up is not None and given_up.has_key(asking.key)
         if (
@@ -249,29 +246,29 @@ class Requests:
         """
         spent = self._spent(message, rank)
         if spent is not None:
-            self._context.after(DOUBT, lambda: self._refuse_doubtful(message, rank, spent))
+            self._context.after(DOUBT_SECONDS, lambda: self._refuse_doubtful(message, rank, spent))
 
     def _spent(self, message: wire.Request, rank: DecodeRank) -> GivenUp | None:
         """What ended the room that a request may mean."""
-        return self._tombstones.spent(key_of(message), self._claims.asking(rank), message.lifetime_ms / 1000)
+        return self._tombstones.spent(message.room, self._claims.asking(rank), message.lifetime_ms / 1000)
 
     def _refuse_doubtful(self, message: wire.Request, rank: DecodeRank, spent: GivenUp) -> None:
         """Refuse a request for which nobody has opened another room, and those of the other ranks of its instance."""
-        key = key_of(message)
-        if self._pending.get(key, rank.name) is not message or self._spent(message, rank) is not spent:
+        number = message.room
+        if self._pending.get(number, rank.name) is not message or self._spent(message, rank) is not spent:
             return
         cause = (
             f"{spent.instance} had given an earlier use up ({spent.reason.clause}) when prefill opened its room, which "
             "ended with that; nobody can tell which use the room was meant for"
         )
-        for each, asked in self._claims.asked(key, None):
+        for each, asked in self._claims.asked(number):
             if self._spent(asked.request, each) is spent:
-                self._pending.drop(key, each.name)
-                reason = room_reason(self._context, *key, "room.reused", REUSED, cause, HINT, peer=each.name)
+                self._pending.drop(number, each.name)
+                reason = room_reason(self._context, number, "room.reused", REUSED, cause, HINT, peer=each.name)
                 self.answer(each, asked.request, reason)
                 # A room that prefill opens for this use later fails with the same reason.
                 asking, use = self._claims.asking(each), asked.request.generation
-                self._tombstones.give_up(key, asking, use, reason, spent.declined, named=False)
+                self._tombstones.give_up(number, asking, use, reason, attached=True, declined=spent.declined)
 
     # Rooms.
 
@@ -284,42 +281,25 @@ class Requests:
         """
         if self._pending.asked_for(room.room):
             return True
-        tombstones = self._tombstones
-        return tombstones.any_given_up() and tombstones.may_be_given_up(room.key, _words(room))
+        return self._tombstones.may_be_given_up(room.room)
 
     def open(self, room: SendingState) -> None:
         """The engine opened a room. Also called when a message about it comes before the posted job that opens it."""
         if not room.begin() or not self.wait_for(room):
             return
-        key = room.key
-        given_up = self._tombstones.given_up(key, _words(room))
+        given_up = self._tombstones.declined(room.room)
         if given_up is not None:
             self._end_with(room, given_up)
             return
-        self._tombstones.reopened(key, room.to)
-        if room.to is not None:
-            self._refuse_others(room)
+        self._tombstones.reopened(room.room)
         self.bind(room)
 
     def _end_with(self, room: SendingState, given_up: GivenUp) -> None:
         """Fail a room with a use that an instance gave up. The instance may have asked anew: that request waits on."""
         informed = self._belonged(room, given_up)
         room.fail_known(given_up.reason, informed, given_up.ranks)
-        for rank, asked in self._claims.asked(room.key, room):
+        for rank, asked in self._claims.asked(room.room):
             self._doubt(asked.request, rank)
-
-    def _refuse_others(self, room: SendingState) -> None:
-        """Refuse the requests of ranks that the room is not for."""
-        for rank, asked in self._claims.asked(room.key, None):
-            reason = self._claims.not_for(room, rank)
-            if reason is not None:
-                self._pending.drop(room.key, rank.name)
-                self._refuse_other(room, asked.request, rank, reason)
-
-    def _refuse_other(self, room: SendingState, message: wire.Request, rank: DecodeRank, reason: Reason) -> None:
-        """Refuse a rank that the room is not for."""
-        room.turned_away = rank.handshake.inventory.instance
-        self.answer(rank, message, reason)
 
     def bind(self, room: SendingState) -> None:
         """Bind a room to the instance of which every rank has asked for it, if there is one.
@@ -350,13 +330,13 @@ class Requests:
     def _bound(self, room: SendingState) -> None:
         """A room belongs to an instance: drop the requests of its ranks, and refuse those of other instances."""
         for delivery in room.deliveries:
-            self._pending.drop(room.key, delivery.rank.name)
+            self._pending.drop(room.room, delivery.rank.name)
             self._tombstones.meet(delivery.use)
         if not self._pending.asked_for(room.room):
             return
-        for rank, asked in self._claims.asked(room.key, None):
-            self._pending.drop(room.key, rank.name)
-            self.answer(rank, asked.request, self._claims.not_for(room, rank) or self._claims.taken(room))
+        for rank, asked in self._claims.asked(room.room):
+            self._pending.drop(room.room, rank.name)
+            self.answer(rank, asked.request, self._claims.taken(room))
 
     def ended(self, room: SendingState, reason: Reason, informed: Mapping[str, str], ranks: int) -> None:
         """A room ended before it belonged to an instance: answer its requests, and keep a tombstone for later ones.
@@ -368,14 +348,14 @@ class Requests:
             ranks: How many ranks of their instance have to know.
         """
         informed = dict(informed)
-        for rank, asked in self._claims.asked(room.key, room):
+        for rank, asked in self._claims.asked(room.room):
             if rank.name not in informed:
                 stale = self._claims.stale(room, rank, asked)
                 self._turn_away(room, rank, asked, reason, stale, informed)
                 ranks = max(ranks, rank.expected)
         counted = [sum(each == instance for each in informed.values()) for instance in set(informed.values())]
         if not informed or max(counted) < ranks:
-            self._tombstones.ended(room.key, reason, room.to, informed)
+            self._tombstones.ended(room.room, reason, informed)
 
     def missing(self, room: SendingState) -> int | None:
         """See `Claims.missing`. Any thread."""
@@ -400,7 +380,7 @@ class Requests:
         """
         if met:
             self._tombstones.meet((rank.name, request.room, met))
-        use = RoomHeader(sender=self._context.name, to=rank.name, room=request.room, generation=request.generation)
+        use = wire.RoomHeader(sender=self._context.name, to=rank.name, room=request.room, generation=request.generation)
         self._ranks.send(wire.Failed(**use, reason=reason, met=met))
         self._ranks.send(wire.Drained(**use, met=met))
 
@@ -435,8 +415,8 @@ class Requests:
     ) -> None:
         """Refuse a request for a room that ends. Adds to ``informed`` the ranks that know of its end afterwards."""
         instance = rank.handshake.inventory.instance
-        given_up = self._tombstones.given_up(room.key, (instance,))
-        self._pending.drop(room.key, rank.name)
+        given_up = self._tombstones.given_up(room.room, instance)
+        self._pending.drop(room.room, rank.name)
         self.answer(rank, asked.request, reason, met=stale.met if stale is not None else asked.request.generation)
         if stale is not None and stale.ours:
             return
@@ -446,17 +426,16 @@ class Requests:
 
     def _belonged(self, room: SendingState, given_up: GivenUp) -> dict[str, str]:
         """A room belonged to a use that an instance gave up. Returns the ranks that know, with their instance."""
-        if room.to is not None or given_up.declined:
-            self._tombstones.spend(room.key, given_up)
-        else:  # the room is for whoever asks first, and another instance may ask: there is no doubt to keep
-            self._tombstones.forget_given_up(room.key, given_up)
-        uses = given_up.of(room.to)
-        for name, generation in uses.items():
+        if given_up.declined:
+            self._tombstones.spend(room.room, given_up)
+        else:  # another instance may ask for the next room: there is no doubt to keep
+            self._tombstones.forget_given_up(room.room, given_up)
+        for name, generation in given_up.uses.items():
             use = (name, room.room, generation)
             self._tombstones.meet(use)
             if self._ranks.get(name) is not None and not self._may_land(use):
                 self._ranks.send(self._drained(use))
-        return dict.fromkeys(uses, given_up.instance)
+        return dict.fromkeys(given_up.uses, given_up.instance)
 
     # Small helpers.
 
@@ -467,18 +446,8 @@ class Requests:
             if dropped is not None:
                 self.answer(dropped, request, reason)
 
-    def _room(self, number: int, attempt: int) -> SendingState | None:
+    def _room(self, number: int) -> SendingState | None:
         room = self._rooms.get(number)
-        if room is None or room.attempt != attempt:
-            return None
-        if not room.begun:
+        if room is not None and not room.begun:
             self.open(room)
         return room
-
-
-def _words(room: SendingState) -> Collection[str]:
-    """The words under which `Tombstones` keeps an instance that gave the room up, if the room may be for it."""
-    if room.to is None:
-        return (ANYBODY,)
-    words = room.to.names | room.to.keys
-    return words | {NAMED + word for word in words}

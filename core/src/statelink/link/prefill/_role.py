@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from statelink import wire
@@ -17,7 +16,6 @@ from ._requests import Requests
 from ._sending import Sending
 from ._sending_state import SendingState
 from ._siblings import Siblings
-from ._to import read_to
 
 if TYPE_CHECKING:
     from statelink.link._context import Context
@@ -52,20 +50,11 @@ class PrefillRole:
         self._soon = 2 * context.config.heartbeat
         """Seconds within which a heartbeat wakes the control thread in any case."""
 
-    def send(
-        self,
-        room: int,
-        tokens: int | None,
-        deadline: float | None,
-        attempt: int,
-        to: str | Sequence[str] | None,
-        content: bytes,
-    ) -> Sending:
+    def send(self, room: int, tokens: int | None, deadline: float | None, content: bytes) -> Sending:
         """Open a room. A thread of the engine.
 
         Raises:
             RoomError: The id is in use, or too many rooms are open.
-            ConfigError: ``to`` names nothing valid.
         """
         state = SendingState(
             self._context,
@@ -78,8 +67,6 @@ class PrefillRole:
             room=room,
             tokens=tokens,
             deadline=deadline,
-            attempt=attempt,
-            to=None if to is None else read_to(to, self._context.channel.allowed),
         )
         state.content = content
         sending = Sending(state, self._table.push_budget)

@@ -111,8 +111,8 @@ class Sending(Room):
         room, or has not answered yet, counts as BOOTSTRAPPING. The first call asks the other ranks; they then tell of
         every change. A rank that is alone asks nobody. The room's own `status` stays that of this rank.
 
-        All ranks have to use the same id and attempt for the request. If ids are used again, give each use an attempt
-        of its own; otherwise the end of an earlier use may stand for one that another rank has not opened yet.
+        All ranks have to use the same id for the request, and an id that none of them used before: the end of an
+        earlier use may stand for one that another rank has not opened yet.
 
         Raises:
             ConfigError: The addresses of the other ranks are not known: see `Link.siblings`.

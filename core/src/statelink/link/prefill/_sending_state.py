@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from ._in_flight import UsesInFlight
     from ._push import Push
     from ._pusher import PushResult
-    from ._to import To
 
 __all__ = ["Admission", "OtherRanks", "SendingState"]
 
@@ -89,18 +88,15 @@ class SendingState(RoomState):
         admission: Decides which instance the room belongs to.
         uses_in_flight: Uses for which writes may be in flight after their room is over.
         siblings: The other ranks of this link's own instance.
-        to: The decode instance that the engine named, if it named one.
 
     Attributes:
         standings: How the room stands on the other ranks; ``None`` before the engine asks.
         begun: Whether the control thread knows the room.
-        turned_away: The last decode instance that asked for the room, and for which it is not; empty for none.
     """
 
     role = "prefill"
     standings: Standings | None = None
     begun = False
-    turned_away = ""
     _pushes = 0
     _complete = False
     _agreed = False
@@ -121,13 +117,10 @@ class SendingState(RoomState):
         room: int,
         tokens: int | None,
         deadline: float | None,
-        attempt: int,
-        to: To | None,
     ) -> None:
-        super().__init__(context, watcher, room, tokens, deadline, attempt)
+        super().__init__(context, watcher, room, tokens, deadline)
         self._asks_tokens = tokens is None
         """Whether decode says how many tokens the request has (N)."""
-        self.to = to
         self._budget = budget
         self._ranks = ranks
         self._admission = admission

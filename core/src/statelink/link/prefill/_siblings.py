@@ -15,7 +15,6 @@ from statelink.link._status import ENDED, Status
 if TYPE_CHECKING:
     from statelink.errors import Reason
     from statelink.link._context import Context
-    from statelink.link._header import RoomKey
     from statelink.link._room_table import Rooms
 
     from ._sending_state import SendingState
@@ -57,9 +56,9 @@ class Siblings:
         """Whether a data thread asks the rendezvous server for them."""
         self._asking: weakref.WeakSet[SendingState] = weakref.WeakSet()
         """Rooms about which this link asks. Weak references, because an engine that dropped a room needs no answer."""
-        self._askers: OrderedDict[RoomKey, set[str]] = OrderedDict()
+        self._askers: OrderedDict[int, set[str]] = OrderedDict()
         """For each room, the link names of the ranks that are told how it stands here."""
-        self._ended: OrderedDict[RoomKey, Status] = OrderedDict()
+        self._ended: OrderedDict[int, Status] = OrderedDict()
         """How rooms that are forgotten ended here."""
 
     @property
@@ -98,7 +97,7 @@ class Siblings:
     def _inquire(self, room: SendingState) -> None:
         if not self._addresses:
             self._look()
-        inquire = wire.Inquire(sender=self._context.name, room=room.room, attempt=room.attempt)
+        inquire = wire.Inquire(sender=self._context.name, room=room.room)
         unsure = self._unsure(room)
         try:
             self._context.channel.undialled(unsure)
@@ -135,7 +134,7 @@ class Siblings:
     def answered(self, message: wire.Standing, address: str) -> None:
         """Another rank says how a room stands there."""
         for room in list(self._asking):
-            if room.key == (message.room, message.attempt) and address in self._addresses and room.standings:
+            if room.room == message.room and address in self._addresses and room.standings:
                 room.standings.note(address, Status(message.status))
 
     def beat(self) -> None:
@@ -151,18 +150,18 @@ class Siblings:
     def inquired(self, message: wire.Inquire) -> None:
         """Another rank asks how a room stands here. Tell it at once if the room is open, and tell it every change."""
         self.listen = True  # also an instance of one rank answers who asks
-        key = message.room, message.attempt
-        room = self._rooms.get(message.room)
-        here = room.status if room is not None and room.attempt == message.attempt else self._ended.get(key)
+        number = message.room
+        room = self._rooms.get(number)
+        here = room.status if room is not None else self._ended.get(number)
         if here not in ENDED:
-            askers = self._askers.setdefault(key, set())
+            askers = self._askers.setdefault(number, set())
             if len(askers) < MOST_ASKING:
                 askers.add(message.sender)
-            self._askers.move_to_end(key)
+            self._askers.move_to_end(number)
             if len(self._askers) > REMEMBERED:
                 self._askers.popitem(last=False)
         if here is not None:
-            self._say(key, here, message.sender)
+            self._say(number, here, message.sender)
 
     def opened(self, room: SendingState) -> None:
         """A room was opened: how an earlier use of its id ended does not matter any more.
@@ -170,21 +169,21 @@ class Siblings:
         The room itself may have ended by now, since messages about it may be handled before this is called.
         """
         if self._ended and room.status not in ENDED:
-            self._ended.pop(room.key, None)
+            self._ended.pop(room.room, None)
 
     def changed(self, room: SendingState) -> None:
         """The status of a room changed: tell those who asked."""
-        key, status = room.key, room.status
-        for name in self._askers.get(key, ()):
-            self._say(key, status, name)
+        number, status = room.room, room.status
+        for name in self._askers.get(number, ()):
+            self._say(number, status, name)
         if status in ENDED and self._count:
-            self._askers.pop(key, None)
-            self._ended[key] = status
+            self._askers.pop(number, None)
+            self._ended[number] = status
             if len(self._ended) > ENDS:
                 self._ended.popitem(last=False)
 
-    def _say(self, key: RoomKey, status: Status, name: str) -> None:
-        standing = wire.Standing(sender=self._context.name, to=name, room=key[0], attempt=key[1], status=int(status))
+    def _say(self, room: int, status: Status, name: str) -> None:
+        standing = wire.Standing(sender=self._context.name, to=name, room=room, status=int(status))
         self._context.send(standing)
 
 

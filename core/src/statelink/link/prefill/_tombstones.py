@@ -1,39 +1,32 @@
 """What prefill remembers of rooms that are not open here, and of requests that it answered. Bounded.
 
-If an engine uses an id again with the same attempt, a request does not say which use it means. So prefill keeps a
-tombstone of a room that ended here before a decode rank asked for it. That rank's next request then means the room that
-ended, and not a later room with the same id. Its answer acknowledges the tombstone for this rank. See "Using an id
-again" in docs/design.md.
+If an engine uses an id again, a request does not say which use it means. So prefill keeps a tombstone of a room that
+ended here before a decode rank asked for it. That rank's next request then means the room that ended, and not a later
+room with the same id. Its answer acknowledges the tombstone for this rank. See "Using an id again" in docs/design.md.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from statelink.link._forgotten import Forgotten
 
 if TYPE_CHECKING:
     from statelink.errors import Reason
-    from statelink.link._header import RoomKey
 
     from ._in_flight import RequestId
-    from ._to import To
 
-__all__ = ["ANYBODY", "NAMED", "REMEMBERED", "AskingRank", "GivenUp", "Tombstone", "Tombstones"]
+__all__ = ["AskingRank", "GivenUp", "Tombstone", "Tombstones"]
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
-REMEMBERED = 65536
-"""Most tombstones, and most uses, that are kept one by one."""
-ANYBODY = ""
-"""Stands for the instance of a room for which the engine named none."""
-NAMED = "\0"
-"""Before a name or key: what is kept under it is only for rooms that are for this name or key."""
+MOST_TOMBSTONES = 65536
+"""Most tombstones, most uses of decode, and most ids that decode gave up, that are kept one by one."""
 MOST_OF_A_ROOM = 16
-"""Most tombstones of one room id and attempt that are kept one by one."""
+"""Most tombstones of one room id, and most instances that gave it up, that are kept one by one."""
 
 
 class AskingRank(NamedTuple):
@@ -58,27 +51,21 @@ class Tombstone:
     Args:
         reason: Why the room ended.
         until: Latest time at which decode may have begun its use of the id.
-        to: The decode instance that the room was for, if the engine named one.
         informed: Link names of the decode ranks that know of the end, with their instances.
         many: Whether this stands for any number of ended rooms. Telling a rank of one acknowledges nothing.
     """
 
-    __slots__ = ("_informed", "_until", "many", "reason", "to")
+    __slots__ = ("_informed", "_until", "many", "reason")
 
-    def __init__(
-        self, reason: Reason, until: float, to: To | None, informed: Mapping[str, str], *, many: bool = False
-    ) -> None:
+    def __init__(self, reason: Reason, until: float, informed: Mapping[str, str], *, many: bool = False) -> None:
         self.reason = reason
-        self.to = to
         self.many = many
         self._until = until
         self._informed = dict(informed)
 
     def concerns(self, rank: AskingRank, now: float, lasts: float) -> bool:
         """Whether a rank that asks, and whose use may last ``lasts`` seconds, may mean this room."""
-        if rank.name in self._informed or self._until + lasts <= now:
-            return False
-        return self.to is None or self.to.admits(rank.instance, rank.key)
+        return rank.name not in self._informed and self._until + lasts > now
 
     def tell(self, rank: AskingRank) -> bool:
         """Note that a rank is told of the end. Returns whether all ranks of its instance know by now."""
@@ -97,6 +84,8 @@ class GivenUp:
         until: When this is forgotten.
         ranks: How many ranks of that instance ask this rank for each room.
         uses: The ranks that gave it up: link name to generation.
+        attached: Whether one of them was attached, so that its instance may have asked.
+        declined: Whether no other instance will ask for the room either.
     """
 
     def __init__(self, reason: Reason, instance: str) -> None:
@@ -105,47 +94,20 @@ class GivenUp:
         self.until = 0.0
         self.ranks = 0
         self.uses: dict[str, int] = {}
+        self.attached = False
+        self.declined = False
         self._keys: dict[str, str] = {}
         """The same ranks: link name to public key."""
-        self._words: set[str] = set()
-        """The name of the instance and the public keys of its ranks, with `NAMED` before those of ranks that were not
-        attached, and `ANYBODY` if no other instance will ask: `Tombstones` finds this under each of them."""
 
     def join(self, rank: AskingRank, generation: int) -> None:
         """Note that one more rank gave its use up."""
         self.uses[rank.name] = generation
-        self._keys[rank.name] = rank.key
-
-    def extend(self, rank: AskingRank, until: float, declined: bool, named: bool) -> set[str]:
-        """Count until a later time, and add a rank's instance and key to the words. Returns all words."""
-        self.until = until
         self.ranks = max(self.ranks, rank.ranks)
-        self._words.update((NAMED if named else "") + word for word in (rank.instance, rank.key) if word)
-        if declined:
-            self._words.add(ANYBODY)
-        return self._words
-
-    def leave(self, name: str) -> None:
-        """Take out a rank, whose use belonged to another room of this side."""
-        del self.uses[name]
-
-    @property
-    def words(self) -> set[str]:
-        """The words under which `Tombstones` finds this."""
-        return self._words
-
-    @property
-    def declined(self) -> bool:
-        """Whether no other instance will ask for the room either."""
-        return ANYBODY in self._words
+        self._keys[rank.name] = rank.key
 
     def has_key(self, key: str) -> bool:
         """Whether one of its ranks holds a public key."""
         return key in {self._keys[name] for name in self.uses}
-
-    def of(self, to: To | None) -> dict[str, int]:
-        """The part of ``uses`` whose ranks may have a room for ``to``. The other ranks have no key that proves it."""
-        return {n: use for n, use in self.uses.items() if to is None or to.admits(self.instance, self._keys[n])}
 
 
 class Tombstones:
@@ -159,12 +121,13 @@ class Tombstones:
     def __init__(self, now: Callable[[], float], lifetime: float) -> None:
         self.lifetime = lifetime
         self._now = now
-        self._ends: OrderedDict[RoomKey, list[Tombstone]] = OrderedDict()
+        self._ends: OrderedDict[int, list[Tombstone]] = OrderedDict()
         self._ends_count = 0
         self._forgotten = Forgotten(now)
-        self._gone: OrderedDict[tuple[RoomKey, str], GivenUp] = OrderedDict()
-        self._spent: OrderedDict[RoomKey, dict[str, GivenUp]] = OrderedDict()
-        """By instance: what was given up, and ended the last room of this side that was for the instance."""
+        self._gone: OrderedDict[int, dict[str, GivenUp]] = OrderedDict()
+        """By room id and instance: what the instance gave up."""
+        self._spent: OrderedDict[int, dict[str, GivenUp]] = OrderedDict()
+        """The same, of what ended the last room of this side that was for the instance."""
         self._uses: OrderedDict[RequestId, bool] = OrderedDict()
         """Uses of decode that this side knows, and whether a room of this side belonged to each."""
 
@@ -174,9 +137,7 @@ class Tombstones:
         """Note a use. Returns whether it is new: a repeated or late request of a known use was answered before."""
         if use in self._uses:
             return False
-        self._uses[use] = False
-        if len(self._uses) > REMEMBERED:
-            self._uses.popitem(last=False)
+        _remember(self._uses, use, False)
         return True
 
     def meet(self, use: RequestId) -> None:
@@ -189,151 +150,146 @@ class Tombstones:
 
     # Ends on this side.
 
-    def ended(self, key: RoomKey, reason: Reason, to: To | None, informed: Mapping[str, str]) -> None:
+    def ended(self, room: int, reason: Reason, informed: Mapping[str, str]) -> None:
         """Keep a tombstone of a room whose end some decode rank does not know. ``informed``: the ranks that know."""
-        ends = self._ends.setdefault(key, [])
-        self._ends.move_to_end(key)
+        ends = self._ends.setdefault(room, [])
+        self._ends.move_to_end(room)
         until = self._now() + self.lifetime
         if len(ends) == MOST_OF_A_ROOM:
             # The last tombstone stands for all further ends, which are not kept one by one.
-            ends[-1] = Tombstone(reason, until, to if to == ends[-1].to else None, {}, many=True)
+            ends[-1] = Tombstone(reason, until, {}, many=True)
             return
-        ends.append(Tombstone(reason, until, to, informed))
+        ends.append(Tombstone(reason, until, informed))
         self._ends_count += 1
-        while self._ends_count > REMEMBERED:
+        while self._ends_count > MOST_TOMBSTONES:
             forgotten, lost = self._ends.popitem(last=False)
             self._ends_count -= len(lost)
             self._forgotten.add(forgotten)
 
-    def due(self, key: RoomKey, rank: AskingRank, lasts: float) -> Tombstone | None:
+    def due(self, room: int, rank: AskingRank, lasts: float) -> Tombstone | None:
         """The earliest tombstone that a request of a rank may mean; ``None`` if there is none.
 
         Args:
-            key: The room id and the attempt that the rank asks for.
+            room: The room id that the rank asks for.
             rank: The rank.
             lasts: Seconds that its use may take.
         """
-        ends = self._ends.get(key)
-        if ends is None:
-            return None
         now = self._now()
-        return next((end for end in ends if end.concerns(rank, now, lasts)), None)
+        return next((end for end in self._ends.get(room, ()) if end.concerns(rank, now, lasts)), None)
 
-    def acknowledge(self, key: RoomKey, rank: AskingRank, end: Tombstone) -> None:
+    def acknowledge(self, room: int, rank: AskingRank, end: Tombstone) -> None:
         """Note that a rank is told of an end. Drops the tombstone once every rank of its instance knows."""
         if end.many or not end.tell(rank):
             return
-        ends = self._ends[key]
+        ends = self._ends[room]
         ends.remove(end)
         self._ends_count -= 1
         if not ends:
-            del self._ends[key]
+            del self._ends[room]
 
-    def forgot(self, key: RoomKey) -> bool:
+    def forgot(self, room: int) -> bool:
         """Whether a tombstone of a room may have been dropped because there were too many."""
-        return key in self._forgotten
+        return room in self._forgotten
 
-    def blank(self, key: RoomKey) -> bool:
+    def blank(self, room: int) -> bool:
         """Whether there is no tombstone of a room, and none was dropped: so no request can mean an earlier room."""
-        return key not in self._ends and key not in self._forgotten
+        return room not in self._ends and room not in self._forgotten
 
     # Ends on decode, before a room of this side belonged to the use.
 
     def give_up(
-        self, key: RoomKey, rank: AskingRank, generation: int, reason: Reason, declined: bool, *, named: bool
+        self, room: int, rank: AskingRank, generation: int, reason: Reason, *, attached: bool, declined: bool
     ) -> GivenUp:
         """Keep that a decode rank gave a use up.
 
         Args:
-            key: The room id and the attempt.
+            room: The room id.
             rank: The rank.
             generation: The number that it drew for the use.
             reason: Why.
+            attached: Whether the rank was attached. One that was not cannot have asked.
             declined: Whether no other instance will ask for the room either.
-            named: Whether only rooms that name this instance or its key have to hear of it.
         """
-        words = (rank.instance, NAMED + rank.instance)
-        given_up = self.given_up(key, words) or GivenUp(reason, rank.instance)
+        given_up = self._living(room, rank.instance) or GivenUp(reason, rank.instance)
         given_up.join(rank, generation)
-        for word in given_up.extend(rank, self._now() + self.lifetime, declined, named):
-            _remember(self._gone, (key, word), given_up)
+        given_up.until = self._now() + self.lifetime
+        given_up.attached |= attached
+        given_up.declined |= declined
+        _remember_of_a_room(self._gone, room, given_up)
         return given_up
 
-    def given_up(self, key: RoomKey, words: Iterable[str]) -> GivenUp | None:
-        """What is kept of an instance that gave a room up.
+    def given_up(self, room: int, instance: str) -> GivenUp | None:
+        """What is kept of an instance that gave a room up after it was attached, or that nobody else will ask for."""
+        given_up = self._living(room, instance)
+        return given_up if given_up is not None and (given_up.attached or given_up.declined) else None
 
-        Args:
-            key: The room id and the attempt.
-            words: Names of instances, or public keys of ranks, or `ANYBODY`.
-        """
-        if not self._gone:
+    def declined(self, room: int) -> GivenUp | None:
+        """What is kept of an instance that gave a room up, and beside which no other will ask for it."""
+        found = (self._living(room, instance) for instance in list(self._gone.get(room, ())))
+        return next((each for each in found if each is not None and each.declined), None)
+
+    def first_given_up(self, room: int) -> GivenUp | None:
+        """What is kept of the first instance that gave a room up, whether it was attached or not."""
+        found = (self._living(room, instance) for instance in list(self._gone.get(room, ())))
+        return next((each for each in found if each is not None), None)
+
+    def _living(self, room: int, instance: str) -> GivenUp | None:
+        given_up = self._gone.get(room, {}).get(instance)
+        if given_up is None:
             return None
-        now = self._now()
-        for word in words:
-            given_up = self._gone.get((key, word))
-            if given_up is not None:
-                for name, generation in list(given_up.uses.items()):
-                    if self.met((name, key[0], generation)):  # by another room of this side
-                        given_up.leave(name)
-                if given_up.uses and given_up.until > now:
-                    return given_up
-                self.forget_given_up(key, given_up)
+        for name, generation in list(given_up.uses.items()):
+            if self.met((name, room, generation)):  # by another room of this side
+                del given_up.uses[name]
+        if given_up.uses and given_up.until > self._now():
+            return given_up
+        self.forget_given_up(room, given_up)
         return None
 
-    def may_be_given_up(self, key: RoomKey, words: Iterable[str]) -> bool:
-        """Whether `given_up` may find something, or `reopened` may have something to forget. Any thread."""
-        return key in self._spent or any((key, word) in self._gone for word in words)
+    def may_be_given_up(self, room: int) -> bool:
+        """Whether `declined` may find something, or `reopened` may have something to forget. Any thread."""
+        return room in self._gone or room in self._spent
 
     def any_given_up(self) -> bool:
         """Whether anything is remembered of uses that decode gave up. Any thread."""
         return bool(self._gone or self._spent)
 
-    def forget_given_up(self, key: RoomKey, given_up: GivenUp) -> None:
+    def forget_given_up(self, room: int, given_up: GivenUp) -> None:
         """Forget what an instance gave up, since a room of this side belonged to it, or since it was too long ago."""
-        for word in given_up.words:
-            if self._gone.get((key, word)) is given_up:
-                del self._gone[key, word]
+        if self._gone.get(room, {}).get(given_up.instance) is given_up:
+            _forget_of_a_room(self._gone, room, given_up.instance)
 
     # Rooms of this side that ended with a use that decode had given up.
 
-    def spend(self, key: RoomKey, given_up: GivenUp) -> None:
+    def spend(self, room: int, given_up: GivenUp) -> None:
         """A room of this side ended with what an instance gave up. It may have been meant for the instance's next use.
 
         So the next request of the instance has a doubt, until another room of this side is opened for it. If there are
         too many doubts, the oldest is forgotten, and such a request waits for its room.
         """
-        self.forget_given_up(key, given_up)
+        self.forget_given_up(room, given_up)
         given_up.until = self._now() + self.lifetime
-        _remember(self._spent, key, {**self._spent.get(key, {}), given_up.instance: given_up})
+        _remember_of_a_room(self._spent, room, given_up)
 
-    def spent(self, key: RoomKey, rank: AskingRank, lasts: float) -> GivenUp | None:
+    def spent(self, room: int, rank: AskingRank, lasts: float) -> GivenUp | None:
         """What ended the room that a request of a rank may mean; ``None`` if there is none.
 
         Args:
-            key: The room id and the attempt that the rank asks for.
+            room: The room id that the rank asks for.
             rank: The rank.
             lasts: Seconds that its use may take.
         """
-        given_up = self._spent.get(key, {}).get(rank.instance)
+        given_up = self._spent.get(room, {}).get(rank.instance)
         # A rank with another key may only claim to be of this instance.
         if given_up is None or not given_up.has_key(rank.key):
             return None
         if given_up.until + lasts > self._now():
             return given_up
-        self._forget_spent(key, rank.instance)
+        _forget_of_a_room(self._spent, room, rank.instance)
         return None
 
-    def _forget_spent(self, key: RoomKey, instance: str) -> None:
-        by_instance = self._spent[key]
-        del by_instance[instance]
-        if not by_instance:
-            del self._spent[key]
-
-    def reopened(self, key: RoomKey, to: To | None) -> None:
-        """Another room of this side is open: the next requests of the instances that may have it mean this one."""
-        by_instance = self._spent.get(key, {})
-        for instance in [name for name, given_up in by_instance.items() if given_up.of(to)]:
-            self._forget_spent(key, instance)
+    def reopened(self, room: int) -> None:
+        """Another room of this side is open: the next request of an instance that gave the id up means this one."""
+        self._spent.pop(room, None)
 
     def load(self) -> dict[str, int]:
         """Numbers of the things that are kept. Any thread."""
@@ -344,5 +300,21 @@ class Tombstones:
 def _remember(table: OrderedDict[_Key, _Value], key: _Key, value: _Value) -> None:
     table[key] = value
     table.move_to_end(key)
-    while len(table) > REMEMBERED:
+    while len(table) > MOST_TOMBSTONES:
         table.popitem(last=False)
+
+
+def _remember_of_a_room(table: OrderedDict[int, dict[str, GivenUp]], room: int, given_up: GivenUp) -> None:
+    """Keep what an instance gave up. Of too many instances, the one that came first is dropped."""
+    instances = table.get(room, {})
+    instances[given_up.instance] = given_up
+    if len(instances) > MOST_OF_A_ROOM:
+        del instances[next(iter(instances))]
+    _remember(table, room, instances)
+
+
+def _forget_of_a_room(table: OrderedDict[int, dict[str, GivenUp]], room: int, instance: str) -> None:
+    instances = table[room]
+    del instances[instance]
+    if not instances:
+        del table[room]

@@ -147,9 +147,9 @@ class Rooms(Suite):
         here, there = self._pages(room)
         decode.keys[:] = decode.values[:] = POISON
         if phase != "alone" or side == "prefill":
-            prefill(_rooms.send, room, TOKENS, decode.key)
+            prefill(_rooms.send, room)
         if phase != "alone" or side == "decode":
-            decode(_rooms.receive, room, prefill.address, there)
+            decode(_rooms.receive, room, prefill.address, there, TOKENS, phase != "alone")
         if phase in ("waiting", "halfway"):
             self._reached(other, room, Status.WAITING)
         if phase == "halfway":

@@ -1,4 +1,4 @@
-"""The pieces of code in docs/engine.md do what the page says: they run over links, with memory that is looked at."""
+"""The pieces of code in the guide's three pages do what these say: over links, with memory that is looked at."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ import statelink
 from statelink import Link, LinkConfig, Status, state
 from statelink.config import read_config
 
-PAGE = (Path(__file__).parents[2] / "docs" / "engine.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ("engine.md", "positions.md", "failure.md")
+PAGE = "\n".join((DOCS / name).read_text() for name in PAGES)
 TOKENS, PAGE_TOKENS = 200, 16
 
 
@@ -29,7 +31,7 @@ def code(name: str) -> str:
 
 
 def run(name: str, **names: Any) -> dict[str, Any]:
-    exec(compile(code(name), f"engine.md: {name}", "exec"), names)
+    exec(compile(code(name), f"guide: {name}", "exec"), names)
     return names
 
 

@@ -31,7 +31,7 @@ SHOWN = frozenset({"int", "float", "bool"})
 
 
 class Staging(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of staging: small blocks are gathered, moved as large blocks, and scattered; see docs/engine.md.
+    """Options of staging: small blocks are gathered, moved as large blocks, and scattered; see docs/positions.md.
 
     Attributes:
         ring_bytes: Size of a ring on this side. There is one for each kind of memory; it is allocated at `open`.

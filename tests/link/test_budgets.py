@@ -1,7 +1,8 @@
-"""What a small request costs in counts, which hardly depend on the machine: calls, messages, waits, batches.
+"""What a small request costs in counts that do not depend on the machine: messages, batches, checks, waits.
 
 A budget is the least count of some requests, as it was measured. Lower it with each improvement. A change that needs
-more than `MORE` of it has to say why. Waits may be `WAITS` more: whether a thread has to wait is a matter of moments.
+more has to say why. Waits may be `WAITS` more: whether a thread has to wait is a matter of moments. Calls of functions
+have no budget, because a budget would pay for worse code. They are only reported.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ POOLS = (Kv(name="swa", layers=(0, 1), pages=64, window=32), Mamba(), Aux())
 """One sliding window, one recurrent slot and one row."""
 TOKENS = 64
 WARM, ROOMS = 10, 20
-MORE, WAITS = 1.1, 2
-WHAT = "calls", "other calls", "messages", "batches", "checks", "waits"
+WAITS = 2
+REPORTED = "calls", "other calls"
+"""Calls of Python functions, on the control thread and on other threads. See `counting.take`."""
+LIMITED = "messages", "batches", "checks", "waits"
 """See `counting.take`. Checks are of lists of blocks, against registered memory."""
 BUDGETS = {
-    "tcp": {"prefill": (526, 0, 1, 1, 2, 1), "decode": (307, 94, 2, 0, 0, 3)},
-    "nixl": {"prefill": (490, 0, 1, 1, 2, 2), "decode": (224, 0, 2, 0, 0, 2)},
-    "mooncake": {"prefill": (299, 173, 1, 1, 2, 5), "decode": (236, 0, 2, 0, 0, 2)},
+    "tcp": {"prefill": (1, 1, 2, 1), "decode": (2, 0, 0, 3)},
+    "nixl": {"prefill": (1, 1, 2, 2), "decode": (2, 0, 0, 2)},
+    "mooncake": {"prefill": (1, 1, 2, 5), "decode": (2, 0, 0, 2)},
 }
-"""For each backend and side, how many there are of `WHAT`. Where rooms can share a batch, a room alone pays about fifty
-calls for that."""
+"""For each backend and side, how many there are of `LIMITED`."""
 
 
 @pytest.fixture
@@ -48,8 +50,12 @@ def test_a_small_request_keeps_to_its_budget(engines: TwoEngines, tell: Callable
         for engine in engines.engines:
             found[engine.name].append(engine.run(COUNTING, "take"))
     engines.clear()
-    least = {side: tuple(min(each[what] for each in seen[WARM:]) for what in WHAT) for side, seen in found.items()}
+    least = {
+        side: {what: min(each[what] for each in seen[WARM:]) for what in (*REPORTED, *LIMITED)}
+        for side, seen in found.items()
+    }
     tell(f"{engines.backend}: {least}")
     for side, budgets in BUDGETS[engines.backend].items():
-        for what, count, budget in zip(WHAT, least[side], budgets, strict=True):
-            assert count <= MORE * budget + WAITS * (what == "waits"), f"{side} needs {count} {what}, and has {budget}"
+        for what, budget in zip(LIMITED, budgets, strict=True):
+            count = least[side][what]
+            assert count <= budget + WAITS * (what == "waits"), f"{side} needs {count} {what}, and has {budget}"

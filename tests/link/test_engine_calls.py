@@ -1,7 +1,7 @@
 """What a request costs the engine's own thread, in counts, which do not depend on the machine.
 
-A scheduler's loop makes these calls between two forwards. Limited is how often the thread wakes the control thread, which
-is a call to the system and a change of threads. Calls of Python functions are only reported.
+A scheduler's loop makes these calls between two forwards. Limited is how often the thread wakes the control thread,
+which is a call to the system and a change of threads. Calls of Python functions are only reported.
 """
 
 from __future__ import annotations

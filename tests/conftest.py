@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +20,9 @@ from tests.registry.sites import Site, bare
 
 BACKENDS = ("tcp", "nixl", "mooncake")
 TESTING = Path(__file__).parent / "testing"
+if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell ignores it in jobs that it starts in the background, and every process of a test would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 LONG = (TESTING / "test_kit.py", TESTING / "test_strategies.py", TESTING / "test_packages.py")
 """Files that come first: a process of `make test` that ended with one of them would keep the others waiting."""
 

@@ -23,6 +23,8 @@ class Growing:
         self._table[f"{len(self._table)}"] = Growing(self._table)
         if name == "ranks":
             return {}
+        if name == "in_flight":
+            return SimpleNamespace(working=0, drained=False, unsettled={})
         return SimpleNamespace(value="state", name="peer") if name in ("state", "rank") else ()
 
 

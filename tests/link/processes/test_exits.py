@@ -47,8 +47,6 @@ WAYS: dict[str, tuple[str, int, str]] = {
     "exits": ("all = busy(); sys.exit(3)", 3, ""),
     "raises": ("all = busy(); raise KeyError('the engine')", 1, "KeyError: 'the engine'"),
     "is interrupted": (
-        # A shell may start the tests in the background, where they inherit that this signal is ignored.
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "all = busy(); os.kill(os.getpid(), signal.SIGINT); threading.Event().wait(30)",
         -signal.SIGINT,
         "KeyboardInterrupt",

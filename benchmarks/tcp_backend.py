@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from statelink.backend import BackendContext, Batch, Blocks, Op, Region
+from statelink.backend import BackendContext, Batch, Blocks, Region
 from statelink.tcp import Options, TcpBackend
 
 from .floor import libc
@@ -163,7 +163,7 @@ class Case:
         self._write(1, copy=False)
 
     def _write(self, batches: int, *, copy: bool) -> None:
-        batch = Batch(Op.WRITE, self.blocks, self.room, 1)
+        batch = Batch(self.blocks, self.room, 1)
         waiting = []
         for number in range(batches + UNDER_WAY):
             if number < batches:

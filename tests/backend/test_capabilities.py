@@ -5,16 +5,13 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
 
-from statelink.backend import Fence, Op, Side, SubmitMode, Tally, boot_id
+from statelink.backend import Fence, SubmitMode, Tally, boot_id
 from statelink.tcp import TcpBackend
 from statelink.testing import bare_machine
-
-OWNED = {(Op.WRITE, Side.SOURCE): Fence.MOVER, (Op.WRITE, Side.TARGET): Fence.OWNER}
 
 
 @pytest.mark.parametrize(
@@ -26,7 +23,7 @@ OWNED = {(Op.WRITE, Side.SOURCE): Fence.MOVER, (Op.WRITE, Side.TARGET): Fence.OW
         ({"stalled_peers": 2, "thread_safe": False}, "stalled_peers is 2 and thread_safe is False: "),
         ({"prompt_bytes": -5}, "prompt_bytes is -5: it is at least 0"),
         ({"prompt_bytes": 64, "stalled_peers": 1}, "prompt_bytes is 64 and stalled_peers is 1: "),
-        ({"joins_rooms": True, "fences": OWNED}, "joins_rooms is True, and the fence of "),
+        ({"joins_rooms": True}, "joins_rooms is True and target is Fence.OWNER"),
         ({"priority": -1}, "priority is -1: it is between 0 and 100"),
         ({"priority": 101}, "priority is 101: it is between 0 and 100"),
         ({"block_seconds": 5}, "block_seconds is 5: it is at least 0 and below 1"),
@@ -63,12 +60,11 @@ def test_the_first_and_the_last_priority_are_taken(priority: int) -> None:
     assert dataclasses.replace(TcpBackend.capabilities, priority=priority).priority == priority
 
 
-@pytest.mark.parametrize(
-    ("op", "side"), [(op, side) for op in Op for side in Side if (op, side) != (Op.WRITE, Side.TARGET)]
-)
-def test_an_owners_fence_where_nothing_is_granted_is_refused(op: Op, side: Side) -> None:
-    fences = {(each, end): Fence.MOVER for each in Op for end in Side}
-    fences[op, side] = Fence.OWNER
-    where = rf"only the target of a WRITE has Fence\.OWNER.*\(Op\.{op.name}, Side\.{side.name}\)"
-    with pytest.raises(ValueError, match=where):
-        dataclasses.replace(TcpBackend.capabilities, ops=frozenset(Op), fences=MappingProxyType(fences))
+def test_an_owners_fence_where_nothing_is_granted_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"source is Fence\.OWNER: only a target has that fence"):
+        dataclasses.replace(TcpBackend.capabilities, source=Fence.OWNER)
+
+
+def test_a_fence_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="target is 'mover': it is a Fence"):
+        dataclasses.replace(TcpBackend.capabilities, target="mover")  # type: ignore[arg-type]

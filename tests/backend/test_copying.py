@@ -19,14 +19,12 @@ from statelink.backend import (
     CopyingBackend,
     Ends,
     Fence,
-    Op,
     Probe,
     Region,
-    Side,
     SubmitMode,
     Transfer,
 )
-from statelink.errors import TransferError, UnsupportedError
+from statelink.errors import TransferError
 
 GONE: set[str] = set()
 """Places that have a problem."""
@@ -50,9 +48,9 @@ class Near(CopyingBackend[Address]):
     Place = Address
     capabilities = Capabilities(
         memory_kinds=frozenset({"dram", "cuda"}),
-        ops=frozenset({Op.WRITE}),
         submit_mode=SubmitMode.BLOCKING,
-        fences=MappingProxyType({(Op.WRITE, side): Fence.MOVER for side in Side}),
+        source=Fence.MOVER,
+        target=Fence.MOVER,
     )
     strategies = MappingProxyType({"*": DIRECT})
 
@@ -101,14 +99,13 @@ class Scene:
         self.backend.connect("peer", self.peer.descriptor(), self.theirs)
         return self
 
-    def move(self, *rows: tuple[int, int, int], op: Op = Op.WRITE, peer: str = "peer") -> Transfer:
+    def move(self, *rows: tuple[int, int, int], peer: str = "peer") -> Transfer:
         """Submit blocks: offset here, offset there, length."""
         here, there, nbytes = (np.array(column, np.uint64) for column in zip(*rows, strict=True))
         region = np.zeros(len(rows), np.uint32)
-        ends = (here + np.uint64(self.source.ctypes.data), there + np.uint64(self.target.ctypes.data))
-        source, target = ends if op is Op.WRITE else ends[::-1]
+        source, target = here + np.uint64(self.source.ctypes.data), there + np.uint64(self.target.ctypes.data)
         blocks = Blocks(source=source, target=target, nbytes=nbytes, source_region=region, target_region=region)
-        return self.backend.submit(peer, Batch(op, blocks, 1, 1))
+        return self.backend.submit(peer, Batch(blocks, 1, 1))
 
 
 def test_a_batch_is_there_when_submit_returns() -> None:
@@ -160,11 +157,6 @@ def test_a_peer_that_is_not_connected_is_refused() -> None:
         scene.move((0, 0, 1))
     with pytest.raises(TransferError, match="this backend is closed"):
         scene.connect()
-
-
-def test_an_operation_that_is_not_a_write_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="a read was not declared"):
-        Scene().connect().move((0, 0, 1), op=Op.READ)
 
 
 def test_memory_of_another_kind_is_refused_and_changes_nothing() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from tests.helpers.system import System
 
-from statelink.backend import Batch, Blocks, Ends, Op, Region, RegionTable, Verdict
+from statelink.backend import Batch, Blocks, Ends, Region, RegionTable, Verdict
 from statelink.backend.native import (
     Ledger,
     Located,
@@ -47,18 +47,16 @@ def column(*values: int, kind: type = np.uint64) -> Any:
     return np.array(values, kind)
 
 
-def batch(op: Op, here: int = 8200, there: int = 1 << 40, nbytes: int = 10, **columns: Any) -> Batch:
-    """One block, from the second region here to the first there, or back."""
-    sides = (here, 1), (there, 0)
-    (source, source_region), (target, target_region) = sides if op is Op.WRITE else sides[::-1]
+def batch(here: int = 8200, there: int = 1 << 40, nbytes: int = 10, **columns: Any) -> Batch:
+    """One block, from the second region here to the first there."""
     made = {
-        "source": column(source),
-        "target": column(target),
+        "source": column(here),
+        "target": column(there),
         "nbytes": column(nbytes),
-        "source_region": column(source_region, kind=np.uint32),
-        "target_region": column(target_region, kind=np.uint32),
+        "source_region": column(1, kind=np.uint32),
+        "target_region": column(0, kind=np.uint32),
     }
-    return Batch(op, Blocks(**made | columns), 1, 1)
+    return Batch(Blocks(**made | columns), 1, 1)
 
 
 # Memory that cannot be pinned
@@ -118,26 +116,23 @@ def test_more_memory_than_may_be_locked(monkeypatch: pytest.MonkeyPatch, most: i
 # Ends
 
 
-@pytest.mark.parametrize("op", list(Op))
-def test_ends_are_the_same_whichever_way_the_bytes_go(op: Op) -> None:
-    ends = Ends.of(batch(op), HERE, THERE)
+def test_ends_of_a_batch() -> None:
+    ends = Ends.of(batch(), HERE, THERE)
     assert [each.tolist() for each in ends] == [[8200], [1], [1 << 40], [0], [10]]
 
 
-@pytest.mark.parametrize("op", list(Op))
 @pytest.mark.parametrize(
     ("where", "whose"),
     [({"here": 8192 + 91}, "here"), ({"here": 4096}, "here"), ({"there": (1 << 40) + 91}, "by the peer")],
 )
-def test_ends_outside_their_regions_are_refused(op: Op, where: dict[str, int], whose: str) -> None:
+def test_ends_outside_their_regions_are_refused(where: dict[str, int], whose: str) -> None:
     with pytest.raises(TransferError, match=rf"outside the memory registered {whose} .*10 bytes at 0x"):
-        Ends.of(batch(op, **where), HERE, THERE)
+        Ends.of(batch(**where), HERE, THERE)
 
 
-@pytest.mark.parametrize("op", list(Op))
-def test_blocks_that_were_checked_against_other_regions_are_checked(op: Op) -> None:
+def test_blocks_that_were_checked_against_other_regions_are_checked() -> None:
     """The core may have checked them against the table that a peer had before."""
-    beyond = batch(op, here=8192 + 91)
+    beyond = batch(here=8192 + 91)
     others = RegionTable([Region(1 << 30, 4096)], "any")
     for checked in ((HERE.key, others.key), (others.key, THERE.key), (THERE.key, HERE.key)):
         with pytest.raises(TransferError, match="outside the memory registered here"):
@@ -149,9 +144,9 @@ def test_blocks_that_were_checked_against_other_regions_are_checked(op: Op) -> N
 @pytest.mark.parametrize("columns", [{"source": column()}, {"target": column(1, 2)}])
 def test_columns_that_contradict_each_other_are_refused(columns: dict[str, Any]) -> None:
     with pytest.raises(TransferError, match="a batch is empty, or its columns differ in length"):
-        Ends.of(batch(Op.WRITE, **columns), HERE, THERE)
+        Ends.of(batch(**columns), HERE, THERE)
     with pytest.raises(TransferError, match=r"differ in length: columns of \[0\] blocks"):
-        Ends.of(Batch(Op.WRITE, batch(Op.WRITE).blocks[:0], 1, 1), HERE, THERE)
+        Ends.of(Batch(batch().blocks[:0], 1, 1), HERE, THERE)
 
 
 # The ledger

@@ -114,10 +114,10 @@ def test_json_has_every_backend_with_its_state_and_reason(full: Site) -> None:
         "hint": "",
         "capabilities": {
             "memory_kinds": ["dram"],
-            "ops": ["write"],
             "state_types": ["any"],
             "submit_mode": "blocking",
-            "fences": {"write source": "mover", "write target": "none"},
+            "source": "mover",
+            "target": "none",
             "thread_safe": False,
             "stalled_peers": 0,
             "max_blocks": 16384,

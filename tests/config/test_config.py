@@ -98,7 +98,6 @@ def test_every_key_but_secrets_has_a_variable_that_reaches_it() -> None:
     samples: dict[str, Any] = {
         "role": "prefill",
         "backend": "b",
-        "direction": "push",
         "verify": "digest",
         "heartbeat": 1.5,
         "staging": msgspec.to_builtins(Staging()),
@@ -148,7 +147,7 @@ def test_an_unknown_key_of_a_file_is_named_with_the_file(toml: Path) -> None:
         ("liveness = 0.5", "config", "liveness must be at least twice the heartbeat"),
         ('keys = { secret = "short" }', "config.keys", "is not a CURVE key"),
         ('require = "unknown"', "config", "require names transports"),
-        ('direction = "pull"', "config.type", "hint: 'direction' is one of 'auto', 'push'"),
+        ('verify = "pull"', "config.type", "hint: 'verify' is one of 'off', 'digest'"),
         ("staging = { ring_byte = 3 }", "config.key", "hint: did you mean 'ring_bytes'?"),
         ('keys = { secrt_file = "x" }', "config.key", "unknown key 'secrt_file' in the table 'keys'"),
     ],

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from tests.helpers.peers import until
 
-from statelink.backend import Backend, BackendContext, Batch, Blocks, Op, Region, Transfer
+from statelink.backend import Backend, BackendContext, Batch, Blocks, Region, Transfer
 from statelink.testing import RemoteBackend
 
 DEADLINE = 30.0
@@ -44,11 +44,11 @@ def finish(backend: Backend, transfer: Transfer) -> Transfer:
     return transfer
 
 
-def move(backend: Backend, peer: str, blocks: Blocks, op: Op = Op.WRITE) -> list[Transfer]:
+def move(backend: Backend, peer: str, blocks: Blocks) -> list[Transfer]:
     """Move blocks as the core does: cut to the backend's limits."""
     limits = backend.capabilities
     pieces = blocks.pieces(limits.max_blocks, limits.max_bytes)
-    return [finish(backend, backend.submit(peer, Batch(op, piece, 1, 1))) for piece in pieces]
+    return [finish(backend, backend.submit(peer, Batch(piece, 1, 1))) for piece in pieces]
 
 
 class Peer(RemoteBackend):

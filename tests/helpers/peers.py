@@ -33,7 +33,6 @@ def handshake_of(name: str, role: str, inventory: Inventory, **changes: Any) -> 
         "version": "0",
         "role": role,
         "backend": "tcp",
-        "ops": ("write",),
         "kinds": tuple({each.kind.name: each.kind for each in inventory.components}.values()),
         "strategies": {each.name: "direct" for each in inventory.components},
         "descriptor": b"",

@@ -387,7 +387,6 @@ def test_cards_that_do_not_go_with_ours(pair: Pair, tmp_path: Path) -> None:
         ({"protocol": (7, 9)}, "the two sides speak no protocol version in common"),
         ({"backend": "rdma"}, "the two sides use different backends"),
         ({"role": "router"}, "the role of a peer is unknown"),
-        ({"ops": ("read",)}, "prefill cannot push"),
         ({"strategies": {"kv": "staged"}}, "the two sides move component 'kv' with different strategies"),
         ({"descriptor": b"nonsense"}, "descriptor"),
     ]

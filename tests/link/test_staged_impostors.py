@@ -20,7 +20,7 @@ from tests.link.test_impostors import use
 from tests.staged.scene import ask, gathered, granted, raw, read, ring_at, written
 
 from statelink import Status, wire
-from statelink.backend import Batch, Blocks, Moved, Op
+from statelink.backend import Batch, Blocks, Moved
 from statelink.plan import Tile, due, plan_move, pushed, required
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class Writer:
         wide = np.array([[fake.ring.ctypes.data], [self.start + offset], [nbytes]], np.uint64)
         narrow = np.array([[fake.ring_region], [self.there]], np.uint32)
         blocks = Blocks(*wide, *narrow)
-        transfer = fake.backend.submit(fake.peer, Batch(Op.WRITE, blocks, self.case.room, self.request.generation))
+        transfer = fake.backend.submit(fake.peer, Batch(blocks, self.case.room, self.request.generation))
 
         def ended() -> bool:
             fake.backend.poll([transfer])

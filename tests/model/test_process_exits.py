@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from statelink.backend import Fence, Op, Side
+from statelink.backend import Fence
 from statelink.link.decode._process_exits import ProcessExits
 from statelink.registry import load_backend
 
@@ -18,8 +18,7 @@ class Clock:
     """A control thread whose clock is moved by what waits."""
 
     def __init__(self, broken: int = 0, **declared: Any) -> None:
-        fences = {(Op.WRITE, Side.SOURCE): Fence.MOVER, (Op.WRITE, Side.TARGET): Fence.MOVER}
-        capabilities = dataclasses.replace(load_backend("tcp").capabilities, **{"fences": fences, **declared})
+        capabilities = dataclasses.replace(load_backend("tcp").capabilities, **{"target": Fence.MOVER, **declared})
         self.polled = 0
         self.broken = broken
         """Polls that raise, before the first that does not."""
@@ -59,8 +58,7 @@ def test_a_poll_that_raised_proves_nothing() -> None:
 
 
 def test_without_a_fence_the_end_of_a_process_proves_nothing() -> None:
-    fences = {(Op.WRITE, Side.SOURCE): Fence.MOVER, (Op.WRITE, Side.TARGET): Fence.NONE}
-    clock, landed = Clock(fences=fences), list[Any]()
+    clock, landed = Clock(target=Fence.NONE), list[Any]()
     ProcessExits(clock, landed.append).look([SimpleNamespace(name="dead", exited=True)])  # type: ignore[arg-type, list-item]
     assert (landed, clock.polled) == ([], 0)
 

@@ -19,7 +19,7 @@ SOURCE = Path(statelink.__file__).parents[1]
 
 BACKEND = """
 import msgspec
-from statelink.backend import ANY, DIRECT, Backend, Capabilities, Fence, Op, Probe, Side, SubmitMode
+from statelink.backend import ANY, DIRECT, Backend, Capabilities, Fence, Probe, SubmitMode
 
 
 class Options(msgspec.Struct):
@@ -32,9 +32,8 @@ class {cls}(Backend):
     Options = Options
     capabilities = Capabilities(
         memory_kinds=frozenset({{"dram"}}),
-        ops=frozenset({{Op.WRITE}}),
         submit_mode=SubmitMode.BLOCKING,
-        fences={{(Op.WRITE, Side.SOURCE): Fence.MOVER, (Op.WRITE, Side.TARGET): Fence.NONE}},
+        source=Fence.MOVER, target=Fence.NONE,
         state_types=ANY,
     )
     strategies = {{"*": DIRECT}}

@@ -202,9 +202,8 @@ GOOD = BACKEND.format(cls="Made", api=1, name="odd")
             "failed to load: ValueError: max_transfers is at least 1, and not 0",
         ),
         (
-            GOOD.replace("(Op.WRITE, Side.TARGET)", "(Op.READ, Side.TARGET)"),
-            "failed to load: ValueError: fences lacks (Op.WRITE, Side.TARGET); "
-            "fences has (Op.READ, Side.TARGET), of which",
+            GOOD.replace("source=Fence.MOVER", "source=Fence.OWNER"),
+            "failed to load: ValueError: source is Fence.OWNER: only a target has that fence",
         ),
         (
             GOOD.replace("    Options = Options", "").replace(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from statelink.backend import Batch, Blocks, Op
+from statelink.backend import Batch, Blocks
 
 from .remote import Remote
 
@@ -76,4 +76,4 @@ def batch_of(node: Node, **changes: Any) -> Batch:
         "source_region": zeros,
         "target_region": zeros,
     }
-    return Batch(Op.WRITE, Blocks(**{**columns, **changes}), 1, 1)
+    return Batch(Blocks(**{**columns, **changes}), 1, 1)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from tests.helpers.peers import until
 
-from statelink.backend import BackendContext, Batch, Blocks, Op, Outcome, Region, Transfer
+from statelink.backend import BackendContext, Batch, Blocks, Outcome, Region, Transfer
 from statelink.link.runtime import Loop
 from statelink.tcp import TcpBackend
 
@@ -62,7 +62,7 @@ class Node:
 
     def write(self, link: str, peer: str, room: int, generation: int, source: U64, target: U64, nbytes: U64) -> int:
         zeros = np.zeros(len(nbytes), np.uint32)
-        batch = Batch(Op.WRITE, Blocks(source, target, nbytes, zeros, zeros), room, generation)
+        batch = Batch(Blocks(source, target, nbytes, zeros, zeros), room, generation)
         return self._keep(self.backends[link].submit(peer, batch))
 
     def outcome(self, transfer: int) -> Outcome:

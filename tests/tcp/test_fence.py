@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.helpers.peers import until
 
-from statelink.backend import Backend, BackendContext, Fence, Fencing, Op, Side
+from statelink.backend import Backend, BackendContext, Fence, Fencing, Side
 from statelink.errors import BackendUnavailableError, ConfigError, TransferError
 from statelink.tcp import Options, TcpBackend
 
@@ -76,8 +76,7 @@ def test_declaration() -> None:
     backend = TcpBackend(BackendContext(options=Options(permit_ptrace=True), link="x"))
     assert isinstance(backend, Backend)
     assert isinstance(backend, Fencing)
-    fences = backend.capabilities.fences
-    assert fences == {(Op.WRITE, Side.SOURCE): Fence.MOVER, (Op.WRITE, Side.TARGET): Fence.OWNER}
+    assert (backend.capabilities.source, backend.capabilities.target) == (Fence.MOVER, Fence.OWNER)
     backend.close()
 
 

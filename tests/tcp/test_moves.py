@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from tests.helpers.peers import until
 
-from statelink.backend import BackendContext, Op, Region, RegionTable
-from statelink.errors import TransferError, UnsupportedError
+from statelink.backend import BackendContext, Region, RegionTable
+from statelink.errors import TransferError
 from statelink.tcp import Options, TcpBackend
 
 from .common import (
@@ -295,8 +295,6 @@ def test_wrong_submit(here: Node) -> None:
     backend = here.backends["source"]
     with pytest.raises(TransferError, match="not connected"):
         backend.submit("nobody", batch_of(here))
-    with pytest.raises(UnsupportedError, match="READ"):
-        backend.submit("nobody", batch_of(here)._replace(op=Op.READ))
     here.connect("source", "target", here.open("target"))
     none = np.zeros(0, np.uint64)
     with pytest.raises(TransferError, match="0 blocks"):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.testing.test_kit import HERE, kit
 
-from statelink.backend import Backend, BackendContext, Batch, Blocks, Op, Outcome, Transfer
+from statelink.backend import Backend, BackendContext, Batch, Blocks, Outcome, Transfer
 from statelink.state import Region
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def test_a_transfer_that_failed_early_is_settled_once_the_library_has_ended_it(l
     places = [np.array([row.ctypes.data], np.uint64) for row in memory]
     blocks = Blocks(places[0], places[1], np.array([NBYTES], np.uint64), zero, zero)
     with vendor.TURN:
-        transfer = source.submit("two", Batch(Op.WRITE, blocks, 1, 1))
+        transfer = source.submit("two", Batch(blocks, 1, 1))
         assert polled(source, transfer) is None
         source.disconnect("two")
         assert polled(source, transfer) == Outcome(False, "the peer was disconnected", settled=False)

@@ -48,7 +48,6 @@ BROKEN: dict[str, tuple[str, str]] = {
     "Crashes": ("test_a_damaged_descriptor_is_refused", "AssertionError"),
     "Unchecked": ("test_a_block_outside_registered_memory_is_refused", "it was reported done"),
     "ClosesOnce": ("test_a_backend_can_be_closed_twice", "closed already"),
-    "TakesReads": ("test_an_operation_that_is_not_declared_is_refused", "it was reported done"),
     "LeaksShared": ("test_opening_often_leaves_nothing_behind", "files more in /dev/shm after 3 times"),
     "TakesAnyKind": ("test_memory_of_an_undeclared_kind_is_refused", "memory of kind 'granite:0' was not refused"),
     "HidesFence": ("test_its_fence_is_implemented", "declares no Fence.OWNER for the target of a WRITE, and it has"),

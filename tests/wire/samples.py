@@ -42,7 +42,6 @@ def card() -> wire.Handshake:
         version="0.1.0",
         role="decode",
         backend="tcp",
-        ops=("write",),
         kinds=tuple(state.state_type(name) for name in ("aux", "chunked_local", "dsa", "kv", "mamba", "swa")),
         strategies={"kv": "direct"},
         descriptor=b"\x00\xffdescriptor",

@@ -347,7 +347,6 @@ def _own_handshake(
         version=__version__,
         role=settings.role,
         backend=backend.name,
-        ops=tuple(sorted(op.value for op in backend.capabilities.ops)),
         kinds=tuple(kinds[each] for each in sorted(kinds)),
         strategies={component: strategy.name for component, strategy in strategies.items()},
         descriptor=descriptor,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from statelink._logs import logger
-from statelink.backend import Backend, Fence, Fencing, Op, Side, Strategy, Transports
+from statelink.backend import Backend, Fence, Fencing, Strategy, Transports
 from statelink.backend._interface import cannot_register
 from statelink.config import read_options
 from statelink.errors import BackendUnavailableError, ConfigError, StatelinkError, UnsupportedError
@@ -173,7 +173,7 @@ def _fit(kind: type[Backend], raw: Any, given: Given, inventory: Inventory, hook
     options = _options(kind, raw, given)
     strategies = _strategies(kind, inventory, hooks)
     _check_role(kind, given.config.role)
-    _check_declared(kind, options, given.config.direction, inventory)
+    _check_declared(kind, options, inventory)
     probe = probed(kind, options)
     if not probe.ok:
         raise BackendUnavailableError(f"backend {kind.name!r} cannot run here", cause=probe.reason, hint=probe.hint)
@@ -291,7 +291,7 @@ def _strategies(backend_type: type[Backend], inventory: Inventory, hooks: pluggy
     return chosen
 
 
-def _check_declared(backend_type: type[Backend], options: Any, direction: str, inventory: Inventory) -> None:
+def _check_declared(backend_type: type[Backend], options: Any, inventory: Inventory) -> None:
     """Refuse what the backend does not declare, or not with these options, before it is constructed."""
     declared = backend_type.capabilities
     for kind in dict.fromkeys(region.kind for region in inventory.regions):
@@ -303,12 +303,7 @@ def _check_declared(backend_type: type[Backend], options: Any, direction: str, i
                 instance=inventory.instance,
                 rank=inventory.rank,
             )
-    if Op.WRITE not in declared.ops:
-        raise UnsupportedError(
-            f"backend {backend_type.name!r} does not offer WRITE",
-            cause=f"direction {direction!r} pushes from prefill to decode",
-        )
-    if declared.fences[Op.WRITE, Side.TARGET] is Fence.OWNER and not issubclass(backend_type, Fencing):
+    if declared.target is Fence.OWNER and not issubclass(backend_type, Fencing):
         raise UnsupportedError(
             f"backend {backend_type.name!r} declares an owner's fence and does not implement grant and revoke"
         )

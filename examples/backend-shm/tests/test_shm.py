@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 from statelink_shm import Options, ShmBackend
 
-from statelink.backend import BackendContext, Batch, Blocks, Op, Outcome, Region, Side
+from statelink.backend import BackendContext, Batch, Blocks, Outcome, Region, Side
 from statelink.errors import TransferError
 
 SIZE = 100_000
@@ -41,7 +41,7 @@ def regions(memory: npt.NDArray[np.uint8]) -> tuple[Region, ...]:
 def whole(source: npt.NDArray[np.uint8], target: npt.NDArray[np.uint8]) -> Batch:
     first, to = np.array([source.ctypes.data], np.uint64), np.array([target.ctypes.data], np.uint64)
     zero = np.zeros(1, np.uint32)
-    return Batch(Op.WRITE, Blocks(first, to, np.array([len(source)], np.uint64), zero, zero), 7, 1)
+    return Batch(Blocks(first, to, np.array([len(source)], np.uint64), zero, zero), 7, 1)
 
 
 def test_a_block_passes_through_a_payload_that_is_smaller(make: Callable[..., ShmBackend]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from plugins.ascend.tests.peer import MIB, Peer
 
-from statelink.backend import Op, Region
+from statelink.backend import Region
 from statelink.errors import BackendUnavailableError, TransferError
 
 Make = Callable[..., Peer]
@@ -104,22 +104,22 @@ def test_a_stopped_peer_is_written_to(make: Make) -> None:
 
 
 def test_decode_waits_until_a_prefill_has_come(make: Make) -> None:
-    """It cannot reach a prefill by itself; so a read that comes too early waits, and is refused in the end."""
+    """It cannot reach a prefill by itself; so a write that comes too early waits, and is refused in the end."""
     prefill, decode = make("prefill"), make("decode")
     prefill.open("prefill")
     decode.open("decode", connect_timeout=0.3).connect(prefill)
-    back = prefill.block(decode)
+    back = decode.block(prefill)
     with pytest.raises(
-        TransferError, match=r"refused before it started .*read returned -2000 \(invalid parameter\); it does not"
+        TransferError, match=r"refused before it started .*write returned -2000 \(invalid parameter\); it does not"
     ):
-        decode.move(prefill, back, Op.READ)
-    prefill.arrays[0][:100] = 7
+        decode.move(prefill, back)
+    decode.arrays[0][:100] = 7
     for _ in range(2):
         decode.disconnect(prefill)
         decode.connect(prefill)
     prefill.connect(decode)
-    assert decode.move(prefill, back, Op.READ) == [(True, "", True)]
-    assert (decode.arrays[0][:100] == 7).all()
+    assert decode.move(prefill, back) == [(True, "", True)]
+    assert (prefill.arrays[0][:100] == 7).all()
 
 
 def test_memory_that_a_peer_never_registered(make: Make) -> None:

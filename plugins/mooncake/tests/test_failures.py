@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 from tests.helpers.backend_peer import MIB, Memory, Pair, Peer, blocks, make, move
 
-from statelink.backend import Backend, Batch, Op, Outcome
+from statelink.backend import Backend, Batch, Outcome
 from statelink_mooncake import MooncakeBackend
 
 HERE = MooncakeBackend.probe(MooncakeBackend.Options())
@@ -57,7 +57,7 @@ def test_peer_stops_during_a_transfer(world: World) -> None:
     world.mortal.stop()
     outcomes: list[Outcome | None] = []
     # What has timed out may still land, also after the next write. So it does not go where that one does.
-    batch = Batch(Op.WRITE, blocks(world.memory, world.mortal.regions)[1:], 1, 1)
+    batch = Batch(blocks(world.memory, world.mortal.regions)[1:], 1, 1)
     thread = threading.Thread(target=lambda: outcomes.append(world.backend.submit(world.mortal.link, batch).outcome))
     thread.start()
     served = 0

@@ -17,7 +17,7 @@ import pytest
 from plugins.mori.tests.world import LAYOUT, SIZE, World, batch, blocks, serves
 from tests.helpers.backend_peer import Peer, finish, make, move
 
-from statelink.backend import Batch, Op
+from statelink.backend import Batch
 from statelink.errors import TransferError
 from statelink_mori import MoriBackend
 
@@ -258,7 +258,7 @@ def test_tcp_peers_that_stop_and_die(world: World) -> None:
     serves(there, peer)
     peer.stop()
     # What has timed out may still land, also after the next operation. So it does not go where that one does.
-    late = Batch(Op.WRITE, blocks(world.memory, peer.regions, at=SIZE // 2), 1, 1)
+    late = Batch(blocks(world.memory, peer.regions, at=SIZE // 2), 1, 1)
     transfer = finish(backend, backend.submit("far", late))
     assert transfer.outcome == (False, "ERR_BAD_STATE: TCP: operation timeout", False)
     peer.go_on()

@@ -12,7 +12,7 @@ import pytest
 from tests.helpers import backend_peer
 from tests.helpers.backend_peer import MIB, Pair, connected, move
 
-from statelink.backend import UNKNOWN, Batch, Blocks, Op, Region, pack_descriptors, unpack_descriptors
+from statelink.backend import UNKNOWN, Batch, Blocks, Region, pack_descriptors, unpack_descriptors
 from statelink.errors import TransferError
 from statelink_mori import MoriBackend
 
@@ -41,48 +41,43 @@ def world(request: pytest.FixtureRequest, simulator: bool) -> Iterator[Pair]:
         assert pair.peer.end() == (0, "")
 
 
-def scattered(world: Pair, op: Op, count: int, nbytes: int, region: int) -> Blocks:
+def scattered(world: Pair, count: int, nbytes: int, region: int) -> Blocks:
     """See `backend_peer.scattered`."""
-    sides = (world.memory.regions, world.peer.regions)
-    return backend_peer.scattered(*(sides if op is Op.WRITE else sides[::-1]), count, nbytes, region)
+    return backend_peer.scattered(world.memory.regions, world.peer.regions, count, nbytes, region)
 
 
-def check(world: Pair, blocks: Blocks, op: Op) -> None:
+def check(world: Pair, blocks: Blocks) -> None:
     """Move blocks, and compare both memories with what numpy makes of them."""
     for number, array in enumerate((*world.memory.arrays, *world.peer.arrays)):
         array[:] = NOISE[number : number + len(array)]
     sides = (world.memory.arrays, world.peer.arrays)
     tables = (world.memory.regions, world.peer.regions)
     expected = [[array.copy() for array in side] for side in sides]
-    origin, goal = (0, 1) if op is Op.WRITE else (1, 0)
-    before = [array.copy() for array in expected[origin]]
+    before = [array.copy() for array in expected[0]]
     for part in (blocks[number : number + 1] for number in range(blocks.count)):
         source, target, nbytes = int(part.source[0]), int(part.target[0]), int(part.nbytes[0])
         from_region, to_region = int(part.source_region[0]), int(part.target_region[0])
-        first = source - tables[origin][from_region].address
-        start = target - tables[goal][to_region].address
-        expected[goal][to_region][start : start + nbytes] = before[from_region][first : first + nbytes]
-    transfers = move(world.backend, world.peer.link, blocks, op)
+        first = source - tables[0][from_region].address
+        start = target - tables[1][to_region].address
+        expected[1][to_region][start : start + nbytes] = before[from_region][first : first + nbytes]
+    transfers = move(world.backend, world.peer.link, blocks)
     assert [transfer.outcome for transfer in transfers] == [(True, "", True)] * len(transfers)
     for side, arrays in zip(sides, expected, strict=True):
         for array, wanted in zip(side, arrays, strict=True):
             assert np.array_equal(array, wanted)
 
 
-@pytest.mark.parametrize("op", list(Op))
 @pytest.mark.parametrize(
     ("count", "nbytes", "region"),
     [(1, 4097, 2), (9000, 129, 0)],
 )
-def test_scattered_blocks(world: Pair, op: Op, count: int, nbytes: int, region: int) -> None:
-    check(world, scattered(world, op, count, nbytes, region), op)
+def test_scattered_blocks(world: Pair, count: int, nbytes: int, region: int) -> None:
+    check(world, scattered(world, count, nbytes, region))
 
 
-@pytest.mark.parametrize("op", list(Op))
-def test_regions_side_by_side(world: Pair, op: Op) -> None:
+def test_regions_side_by_side(world: Pair) -> None:
     """The last bytes of one region and the first of its neighbour, and one batch over all regions."""
-    sides = (world.memory.regions, world.peer.regions)
-    source, target = sides if op is Op.WRITE else sides[::-1]
+    source, target = world.memory.regions, world.peer.regions
     assert source[0].address + source[0].nbytes == source[1].address
     rows = [
         (source[0].address + source[0].nbytes - 5, target[1].address, 5, 0, 1),
@@ -91,7 +86,7 @@ def test_regions_side_by_side(world: Pair, op: Op) -> None:
         (source[3].address + 1, target[3].address + 2, 77_777, 3, 3),
     ]
     table = np.array(rows, np.uint64).T
-    check(world, Blocks(table[0], table[1], table[2], *table[3:].astype(np.uint32)), op)
+    check(world, Blocks(table[0], table[1], table[2], *table[3:].astype(np.uint32)))
 
 
 def test_transport(world: Pair) -> None:
@@ -101,23 +96,23 @@ def test_transport(world: Pair) -> None:
 
 
 def test_unknown_region_or_peer_is_refused(world: Pair) -> None:
-    blocks = scattered(world, Op.WRITE, 2, 100, 3)
+    blocks = scattered(world, 2, 100, 3)
     beyond = dataclasses.replace(blocks, target_region=np.array([0, 4], np.uint32))
     with pytest.raises(TransferError, match=r"outside the memory registered by the peer.*region 4 of 4"):
-        world.backend.submit(world.peer.link, Batch(Op.WRITE, beyond, 1, 1))
+        world.backend.submit(world.peer.link, Batch(beyond, 1, 1))
     with pytest.raises(TransferError, match=r"the peer is not connected.*peer nobody"):
-        world.backend.submit("nobody", Batch(Op.WRITE, blocks, 1, 1))
+        world.backend.submit("nobody", Batch(blocks, 1, 1))
 
 
 def test_contradictory_batches_are_refused(world: Pair) -> None:
     """XGMI would end the process on some of them."""
-    blocks = scattered(world, Op.WRITE, 2, 100, 3)
+    blocks = scattered(world, 2, 100, 3)
     for bad in (blocks[:0], dataclasses.replace(blocks, source=blocks.source[:1], source_region=blocks.source_region)):
         with pytest.raises(TransferError, match="a batch is empty, or its columns differ in length"):
-            world.backend.submit(world.peer.link, Batch(Op.WRITE, bad, 1, 1))
+            world.backend.submit(world.peer.link, Batch(bad, 1, 1))
     none = dataclasses.replace(blocks, nbytes=np.array([100, 0], np.uint64))
     with pytest.raises(TransferError, match=r"a block is outside the memory registered here.*: 0 bytes at"):
-        world.backend.submit(world.peer.link, Batch(Op.WRITE, none, 1, 1))
+        world.backend.submit(world.peer.link, Batch(none, 1, 1))
 
 
 def test_refused_descriptors(world: Pair) -> None:
@@ -153,7 +148,7 @@ def test_refused_descriptors(world: Pair) -> None:
         world.backend.connect(world.peer.link, world.peer.descriptor, [Region(4096, 1, "npu:0")])
     with pytest.raises(TransferError, match="a link cannot connect to itself"):
         world.backend.connect(world.link, world.backend.descriptor(), world.memory.regions)
-    check(world, scattered(world, Op.WRITE, 5, 100, 3), Op.WRITE)
+    check(world, scattered(world, 5, 100, 3))
 
 
 def _elsewhere(packed: bytes | None, host: str) -> bytes:

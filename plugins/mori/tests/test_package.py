@@ -24,7 +24,6 @@ from statelink.backend import (
     BackendContext,
     Batch,
     Blocks,
-    Op,
     Region,
     Verdict,
     unpack_descriptors,
@@ -369,7 +368,7 @@ class Sessions:
 
 
 def test_each_pair_of_regions_is_a_batch_of_its_own(sessions: Sessions) -> None:
-    """With offsets in the regions, and the near side first whichever way the bytes go."""
+    """With offsets in the regions."""
     high = (1 << 64) - 4096
     backend = sessions.connect([Region(high, 4096), Region(4096, 4096)], [Region(8192, 4096), Region(12288, 4096)])
     blocks = Blocks(
@@ -380,12 +379,8 @@ def test_each_pair_of_regions_is_a_batch_of_its_own(sessions: Sessions) -> None:
         np.array([0, 0, 1, 0], np.uint32),
     )
     wanted = [(high, 8192, ([1], [1], [1])), (high, 12288, ([0], [0], [4096])), (4096, 8192, ([4, 0], [0, 8], [2, 5]))]
-    assert backend.submit("far", Batch(Op.WRITE, blocks, 1, 1)).outcome == (True, "", True)
+    assert backend.submit("far", Batch(blocks, 1, 1)).outcome == (True, "", True)
     assert sessions.moved == [("write", *each) for each in wanted]
-    sessions.moved.clear()
-    back = Blocks(blocks.target, blocks.source, blocks.nbytes, blocks.target_region, blocks.source_region)
-    backend.submit("far", Batch(Op.READ, back, 1, 1))
-    assert sorted(sessions.moved) == sorted(("read", *each) for each in wanted)
 
 
 @pytest.mark.parametrize(("local", "remote", "count"), [(3, 5, 5), (200, 200, 200), (0, 1, 0), (1, 0, 0)])

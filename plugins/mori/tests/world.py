@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from tests.helpers.backend_peer import Memory, Peer, move
 
-from statelink.backend import Backend, Batch, Blocks, Op, Region
+from statelink.backend import Backend, Batch, Blocks, Region
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +34,7 @@ def blocks(memory: Memory, regions: tuple[Region, ...], count: int = 4, at: int 
 
 
 def batch(world: World, peer: Peer | None = None) -> Batch:
-    return Batch(Op.WRITE, blocks(world.memory, (peer or world.peer).regions), 1, 1)
+    return Batch(blocks(world.memory, (peer or world.peer).regions), 1, 1)
 
 
 def serves(world: World, peer: Peer | None = None) -> None:

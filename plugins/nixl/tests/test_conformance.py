@@ -8,8 +8,6 @@ from statelink.testing import BackendTests
 
 SOCKETS = "NIXL keeps a socket or two of every remote agent that was removed, until its own agent is destroyed"
 
-CRASH = "over TCP, a thread of UCX may crash the process whose memory a peer was reading when that peer was killed"
-
 
 class TestNixl(BackendTests):
     backend = "nixl"
@@ -23,9 +21,3 @@ class TestNixl(BackendTests):
 @pytest.mark.soak
 class TestNixlTcp(TestNixl):
     options = {"ucx": {"TLS": "tcp"}}
-
-    @pytest.fixture(autouse=True)
-    def crash_while_it_is_read(self, request: pytest.FixtureRequest) -> None:
-        """It depends on the moment, so that no strict expectation can be met."""
-        if request.node.name == "test_memory_outlives_its_mover[read]":
-            request.applymarker(pytest.mark.xfail(reason=CRASH, strict=False))

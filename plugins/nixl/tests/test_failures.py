@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from tests.helpers.backend_peer import MIB, Memory, Pair, Peer, blocks, finish, make, move
 
-from statelink.backend import Backend, Batch, Op, Side
+from statelink.backend import Backend, Batch, Side
 from statelink.errors import TransferError
 from statelink_nixl import NixlBackend
 
@@ -39,7 +39,7 @@ class World(NamedTuple):
 
 
 def everything(world: World, peer: Peer) -> Batch:
-    return Batch(Op.WRITE, blocks(world.memory, peer.regions), 1, 1)
+    return Batch(blocks(world.memory, peer.regions), 1, 1)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from tests.helpers.peers import until
 
 import statelink
 from statelink import Receiving, Sending, Status
-from statelink.backend import Batch, Capabilities, Fence, Op, Side, SubmitMode, Transfer
+from statelink.backend import Batch, Capabilities, Fence, SubmitMode, Transfer
 from statelink.errors import Reason, TransferError
 from statelink.tcp import TcpBackend
 
@@ -122,7 +122,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
         TcpBackend.capabilities,
         submit_mode=SubmitMode.BLOCKING,
         stalled_peers=None,
-        fences={(op, side): Fence.MOVER for op in TcpBackend.capabilities.ops for side in Side},
+        target=Fence.MOVER,
         joins_rooms=True,
     )
     monkeypatch.setattr(TcpBackend, "capabilities", declared)
@@ -247,8 +247,8 @@ def test_an_owners_fence_and_joint_batches_exclude_each_other() -> None:
     with pytest.raises(ValueError, match="cannot carry several rooms"):
         Capabilities(
             memory_kinds=frozenset({"dram"}),
-            ops=frozenset({Op.WRITE}),
             submit_mode=SubmitMode.ASYNC,
-            fences={(Op.WRITE, Side.SOURCE): Fence.MOVER, (Op.WRITE, Side.TARGET): Fence.OWNER},
+            source=Fence.MOVER,
+            target=Fence.OWNER,
             joins_rooms=True,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 from collections.abc import Sequence
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import msgspec
@@ -17,12 +16,10 @@ from statelink.backend import (
     Batch,
     Capabilities,
     Fence,
-    Op,
     Outcome,
     Probe,
     Region,
     RegionTable,
-    Side,
     SubmitMode,
     Transfer,
 )
@@ -39,9 +36,9 @@ class Honest(Backend):
     Options = type("Options", (msgspec.Struct,), {}, forbid_unknown_fields=True)
     capabilities = Capabilities(
         memory_kinds=frozenset({"dram"}),
-        ops=frozenset(Op),
         submit_mode=SubmitMode.BLOCKING,
-        fences=MappingProxyType({(op, side): Fence.NONE for op in Op for side in Side}),
+        source=Fence.NONE,
+        target=Fence.NONE,
         state_types=frozenset({"kv", "mamba"}),
         max_blocks=500,
     )
@@ -74,8 +71,7 @@ class Honest(Backend):
     def submit(self, peer: str, batch: Batch) -> Transfer:
         if self.link not in OPEN or peer not in self.peers:
             raise TransferError("this peer is not connected", peer=peer)
-        near, far = RegionTable(self.regions, self.name), RegionTable(self.peers[peer], self.name)
-        source, target = (near, far) if batch.op is Op.WRITE else (far, near)
+        source, target = RegionTable(self.regions, self.name), RegionTable(self.peers[peer], self.name)
         blocks = batch.blocks
         source.check("on one side", blocks.source, blocks.nbytes, blocks.source_region)
         target.check("on the other", blocks.target, blocks.nbytes, blocks.target_region)

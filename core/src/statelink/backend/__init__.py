@@ -10,7 +10,7 @@ from statelink._logs import logger
 from statelink.plan import Blocks, Move
 from statelink.state import Region
 
-from ._capabilities import ANY, Capabilities, Check, Fence, Op, Probe, Side, SubmitMode, Verdict
+from ._capabilities import ANY, Capabilities, Check, Fence, Probe, Side, SubmitMode, Verdict
 from ._children import close_in_children
 from ._copying import CopyingBackend
 from ._descriptors import pack_descriptors, unpack_descriptors
@@ -74,7 +74,6 @@ __all__ = [
     "MemoryKinds",
     "Move",
     "Moved",
-    "Op",
     "Outcome",
     "Probe",
     "Ranges",

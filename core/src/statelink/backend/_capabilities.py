@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-__all__ = ["ANY", "Capabilities", "Check", "Fence", "Op", "Probe", "Side", "SubmitMode", "Verdict"]
+__all__ = ["ANY", "Capabilities", "Check", "Fence", "Probe", "Side", "SubmitMode", "Verdict"]
 
 ANY: Final = frozenset({"*"})
 """A value of ``Capabilities.state_types``: every registered state type."""
 
 MAX_STALLED: Final = 64
-
-
-class Op(enum.Enum):
-    """A one-sided operation."""
-
-    WRITE = "write"
-    """From local memory to a peer's memory."""
-    READ = "read"
-    """From a peer's memory to local memory."""
 
 
 class Verdict(enum.Enum):
@@ -51,7 +42,7 @@ class Fence(enum.Enum):
     """Who can prove that a transfer that did not complete has stopped touching one side's memory."""
 
     OWNER = "owner"
-    """The memory's owner can stop the transfer alone: for the target of a WRITE, with the two methods of `Fencing`."""
+    """The memory's owner can stop the transfer alone: for the target, with the two methods of `Fencing`."""
     MOVER = "mover"
     """Only the process that moves the bytes: it says that it has drained, or it is proven to have ended."""
     NONE = "none"
@@ -64,9 +55,9 @@ class Capabilities:
 
     Attributes:
         memory_kinds: Kinds of memory that it can register, without device numbers: ``dram``, ``cuda``, ``npu``, ...
-        ops: Operations that it offers.
         submit_mode: Whether ``submit`` can block.
-        fences: For each offered operation and each side: who can prove that a transfer has stopped.
+        source: Who can prove that a transfer reads no more of the source's memory: `Fence.MOVER` or `Fence.NONE`.
+        target: Who can prove that nothing more of a transfer lands in the target's memory.
         state_types: State types that it moves: `ANY`, or a set of names.
         max_blocks: Most blocks in one ``submit``. The core cuts larger batches.
         max_bytes: Most bytes in one ``submit``. The core cuts larger batches. It cuts blocks into pieces of at least 1
@@ -100,9 +91,9 @@ class Capabilities:
     """
 
     memory_kinds: frozenset[str]
-    ops: frozenset[Op]
     submit_mode: SubmitMode
-    fences: Mapping[tuple[Op, Side], Fence]
+    source: Fence
+    target: Fence
     state_types: frozenset[str] = ANY
     max_blocks: int = 16384
     max_bytes: int = 64 << 20
@@ -121,15 +112,11 @@ class Capabilities:
     landing_seconds: float = 1.0
 
     def __post_init__(self) -> None:
-        stated = {(op, side) for op in self.ops for side in Side}
-        if set(self.fences) != stated:
-            raise ValueError("; ".join(_unlike(stated - set(self.fences), set(self.fences) - stated)))
-        for (op, side), fence in self.fences.items():
-            if fence is Fence.OWNER and (op, side) != (Op.WRITE, Side.TARGET):
-                where = f"(Op.{op.name}, Side.{side.name})"
-                raise ValueError(
-                    f"only the target of a WRITE has Fence.OWNER, as grants are for it, and {where} has it"
-                )
+        for side in ("source", "target"):
+            if not isinstance(getattr(self, side), Fence):
+                raise ValueError(f"{side} is {getattr(self, side)!r}: it is a Fence")
+        if self.source is Fence.OWNER:
+            raise ValueError("source is Fence.OWNER: only a target has that fence, as grants are for what is written")
         for name in ("max_blocks", "max_bytes", "max_transfers", "links_per_process"):
             limit = getattr(self, name)
             if limit is not None and limit < 1:
@@ -147,8 +134,8 @@ class Capabilities:
             raise ValueError(
                 f"{said}: a submit is prompt only where no call waits for a peer, so stalled_peers is None"
             )
-        if self.joins_rooms and self.fences.get((Op.WRITE, Side.TARGET)) is Fence.OWNER:
-            said = "joins_rooms is True, and the fence of (Op.WRITE, Side.TARGET) is Fence.OWNER"
+        if self.joins_rooms and self.target is Fence.OWNER:
+            said = "joins_rooms is True and target is Fence.OWNER"
             raise ValueError(f"{said}: an owner admits a batch by its room, so that a batch cannot carry several rooms")
         if not 0 <= self.priority <= 100:
             raise ValueError(f"priority is {self.priority}: it is between 0 and 100")
@@ -167,14 +154,6 @@ class Capabilities:
     def moves(self, state_type: str) -> bool:
         """Whether the backend declares this state type."""
         return self.state_types == ANY or state_type in self.state_types
-
-
-def _unlike(missing: set[tuple[Op, Side]], more: set[tuple[Op, Side]]) -> Iterator[str]:
-    """How the fences differ from those of every side of each operation."""
-    for says, pairs in (("fences lacks", missing), ("fences has", more)):
-        names = sorted(f"(Op.{op.name}, Side.{side.name})" for op, side in pairs)
-        if names:
-            yield f"{says} {', '.join(names)}" + ("" if pairs is missing else ", of which ops has no operation")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 import msgspec
 
 from statelink._json import decode_json
-from statelink.errors import TransferError, UnsupportedError
+from statelink.errors import TransferError
 
-from ._capabilities import Op
 from ._ends import Ends
 from ._interface import Backend, Outcome, Transfer
 from ._regions import RegionTable
@@ -39,7 +38,6 @@ class CopyingBackend(Backend, Generic[PlaceT]):
     It keeps the region tables and the peers, and refuses what the contract says: memory of another kind, a descriptor
     that is not one of this backend and of that peer, a peer that is not connected, a block outside registered memory.
     A subclass states ``Place`` and the class attributes of `Backend`, and writes `probe`, `here`, `problem` and `copy`.
-    It offers `Op.WRITE` only.
 
     Threads: if ``capabilities.thread_safe`` is set, `problem` and `copy` may run for several peers at once, also while
     that peer is disconnected or the backend is closed. Otherwise the core never runs two of its methods at once.
@@ -124,10 +122,7 @@ class CopyingBackend(Backend, Generic[PlaceT]):
 
         Raises:
             TransferError: The peer is not connected, or a block is outside registered memory.
-            UnsupportedError: The batch is no WRITE.
         """
-        if batch.op is not Op.WRITE:
-            raise UnsupportedError(f"a {batch.op.value} was not declared", backend=self.name)
         known = self._peers.get(peer)
         if known is None:
             cause = "the peer is not connected"

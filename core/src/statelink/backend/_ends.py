@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from statelink.errors import TransferError
 
-from ._capabilities import Op
-
 if TYPE_CHECKING:
     from ._interface import Batch
     from ._regions import RegionTable
@@ -53,8 +51,7 @@ class Ends(NamedTuple):
             cause = f"columns of {sorted(counts)} blocks"
             raise TransferError("a batch is empty, or its columns differ in length", cause=cause)
         source, target = (blocks.source, blocks.source_region), (blocks.target, blocks.target_region)
-        near, far = (source, target) if batch.op is Op.WRITE else (target, source)
         if batch.checked != (local.key, remote.key):
-            local.check("here", near[0], blocks.nbytes, near[1])
-            remote.check("by the peer", far[0], blocks.nbytes, far[1])
-        return cls(*near, *far, blocks.nbytes)
+            local.check("here", source[0], blocks.nbytes, source[1])
+            remote.check("by the peer", target[0], blocks.nbytes, target[1])
+        return cls(*source, *target, blocks.nbytes)

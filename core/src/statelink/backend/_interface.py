@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from statelink.plan import Blocks
     from statelink.state import Region
 
-    from ._capabilities import Capabilities, Check, Op, Probe
+    from ._capabilities import Capabilities, Check, Probe
     from ._strategy import Strategy
 
 __all__ = [
@@ -151,7 +151,6 @@ class Batch(NamedTuple):
     """What ``submit`` gets.
 
     Attributes:
-        op: WRITE or READ.
         blocks: At least one block. The core does not change the arrays afterwards.
         room: The request that the bytes belong to; 0 for several, if the backend declares ``joins_rooms``.
         generation: Which use of the room id it is; 0 for several.
@@ -159,7 +158,6 @@ class Batch(NamedTuple):
             A backend checks the blocks against its own tables, unless these are the same. `Ends.of` does so.
     """
 
-    op: Op
     blocks: Blocks
     room: int
     generation: int
@@ -172,7 +170,7 @@ class Backend(ABC):
     Required of every backend
         the class attributes, ``__init__`` and the abstract methods.
 
-    Required if ``capabilities.fences`` says `Fence.OWNER` for the target of a WRITE
+    Required if ``capabilities.target`` is `Fence.OWNER`
         the two methods of `Fencing`.
 
     Threads: ``poll`` and, for ``SubmitMode.ASYNC``, ``submit`` must return promptly. Every other method may block for

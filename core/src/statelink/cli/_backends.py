@@ -52,7 +52,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
         console.print("no backends are installed")
         return
     table = Table(box=None, pad_edge=False)
-    for title in ("name", "package", "state", "memory", "operations", "state types"):
+    for title in ("name", "package", "state", "memory", "state types"):
         table.add_column(title)
     for row in rows:
         declared = row["capabilities"] or {}
@@ -60,7 +60,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
             row["name"],
             f"{row['distribution']} {row['version']}",
             row["state"],
-            *(", ".join(declared.get(field, ())) for field in ("memory_kinds", "ops", "state_types")),
+            *(", ".join(declared.get(field, ())) for field in ("memory_kinds", "state_types")),
         )
         # As text, not markup, because names and reasons may contain brackets.
         table.add_row(*map(Text, cells))
@@ -119,10 +119,10 @@ def _probed(backend: type[Backend]) -> dict[str, Any]:
         "details": dict(found.details),
         "capabilities": {
             "memory_kinds": sorted(declared.memory_kinds),
-            "ops": sorted(op.value for op in declared.ops),
             "state_types": ["any"] if declared.state_types == ANY else sorted(declared.state_types),
             "submit_mode": declared.submit_mode.value,
-            "fences": {f"{op.value} {side.value}": fence.value for (op, side), fence in declared.fences.items()},
+            "source": declared.source.value,
+            "target": declared.target.value,
             "thread_safe": declared.thread_safe,
             "stalled_peers": declared.most_stalled,
             "max_blocks": declared.max_blocks,

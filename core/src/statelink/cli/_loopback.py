@@ -21,7 +21,7 @@ import numpy.typing as npt
 import statelink
 from statelink import Status, state
 from statelink._devices import allocate
-from statelink.backend import Backend, Check, Op, Verdict
+from statelink.backend import Backend, Check, Verdict
 from statelink.backend._interface import cannot_register
 from statelink.config import read_options
 from statelink.errors import StatelinkError
@@ -72,8 +72,8 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
 def unsuited(kind: type[Backend], options: Mapping[str, Any], memory: Meant) -> Check | None:
     """Why no transfer can be made over a backend; ``None`` if one can."""
     declared, of = kind.capabilities, memory.kind or "dram"
-    if Op.WRITE not in declared.ops or not declared.moves("kv"):
-        return Check(what=WHAT, verdict=Verdict.NOT_APPLICABLE, found="it does not write pages, which are moved here")
+    if not declared.moves("kv"):
+        return Check(what=WHAT, verdict=Verdict.NOT_APPLICABLE, found="it does not move pages, which are moved here")
     parsed = read_options(kind.Options, options, f"options of backend {kind.name!r}")
     cause = cannot_register(kind, parsed, of)
     if not cause:

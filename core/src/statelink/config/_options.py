@@ -104,7 +104,6 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         keys: CURVE keys; needed to listen beyond loopback unless ``insecure``. The default takes them from the
             environment: see `Keys.from_environment`.
         insecure: Listen beyond loopback without keys.
-        direction: ``push`` (prefill writes), or ``auto``, which is push if both backends can.
         deadline: Seconds that a room may take on one side. A room can have a deadline of its own.
         heartbeat: Seconds between signs of life.
         liveness: Seconds of silence after which a peer counts as lost. After half of that it gets no new rooms.
@@ -139,7 +138,6 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     etcd: Etcd | None = None
     keys: Keys | None = None
     insecure: bool = False
-    direction: Literal["auto", "push"] = "auto"
     deadline: float = 120.0
     heartbeat: float = 1.0
     liveness: float = 10.0

@@ -33,7 +33,7 @@ OTHERS = frozenset({CONFIG_VARIABLE, *ENVIRONMENT, *(f"{PREFIX}{name}PLUGINS" fo
 EXAMPLES = {"role": '"prefill"', "backend": '"auto"'}
 """Values for the keys that have no default, for hints."""
 LISTS = frozenset({"siblings", "require"})
-TEXTS = frozenset({"role", "backend", "listen", "advertise", "rendezvous", "direction", "verify"})
+TEXTS = frozenset({"role", "backend", "listen", "advertise", "rendezvous", "verify"})
 SWITCHES = frozenset({"insecure", "inspect"})
 ELSEWHERE = frozenset({"keys"})
 """Keys that have variables of their own, because these read secrets with care."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from statelink._logs import logger
-from statelink.backend import EventDriven, Fence, Fencing, Op, RegionTable, Side
+from statelink.backend import EventDriven, Fence, Fencing, RegionTable
 from statelink.errors import ClosedError, PeerError, TransferError, WireError
 from statelink.wire import write_handshake
 
@@ -245,5 +245,5 @@ class Context:
 
 
 def _fencing(backend: Backend) -> Fencing | None:
-    owner = backend.capabilities.fences.get((Op.WRITE, Side.TARGET)) is Fence.OWNER
+    owner = backend.capabilities.target is Fence.OWNER
     return backend if owner and isinstance(backend, Fencing) else None

@@ -23,19 +23,17 @@ from statelink.backend import (
     Capabilities,
     EventLoop,
     Fence,
-    Op,
     Probe,
     Ranges,
     RawLibrary,
     Region,
     RegionTable,
-    Side,
     Strategy,
     SubmitMode,
     Transfer,
     boot_id,
 )
-from statelink.errors import BackendUnavailableError, TransferError, UnsupportedError
+from statelink.errors import BackendUnavailableError, TransferError
 
 from . import _iovec, _options
 from ._descriptor import Descriptor, pair_key
@@ -100,9 +98,9 @@ class TcpBackend(Backend):
     Options = _options.Options
     capabilities: ClassVar[Capabilities] = Capabilities(
         memory_kinds=frozenset({"dram"}),
-        ops=frozenset({Op.WRITE}),
         submit_mode=SubmitMode.ASYNC,
-        fences=MappingProxyType({(Op.WRITE, Side.SOURCE): Fence.MOVER, (Op.WRITE, Side.TARGET): Fence.OWNER}),
+        source=Fence.MOVER,
+        target=Fence.OWNER,
         max_blocks=MAX_BLOCKS,
         max_transfers=4,
         thread_safe=True,
@@ -261,8 +259,6 @@ class TcpBackend(Backend):
 
     def submit(self, peer: str, batch: Batch) -> Transfer:
         """Send a batch to ``peer``, or queue it for the thread that sends. Does not block."""
-        if batch.op is not Op.WRITE:
-            raise UnsupportedError("a batch cannot be moved", cause=f"{batch.op} is not declared", backend="tcp")
         with self._lock:
             known = self._peers.get(peer)
         cause = "it is not connected" if known is None else self._wrong(batch, known.regions)

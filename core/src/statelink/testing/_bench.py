@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from statelink.backend import Backend, Blocks, Capabilities, Fence, Op, Outcome, Region, Side
+from statelink.backend import Backend, Blocks, Capabilities, Fence, Outcome, Region, Side
 
 from . import _inside
 from ._inside import Move
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ._process import Worker
 
-__all__ = ["LAYOUT", "MOVER", "NOISE", "PEER", "Bench", "End", "Pair", "Subject", "blocks_of", "scattered"]
+__all__ = ["LAYOUT", "NOISE", "Bench", "End", "Pair", "Subject", "blocks_of", "scattered"]
 
 U64 = npt.NDArray[np.uint64]
 
@@ -41,9 +41,6 @@ REVOKED = "Let the transfer of `revoke` succeed once nothing more can land; an u
 
 NEEDLE, LEAST = 64, 8
 """Most and fewest bytes by which a block is found again."""
-
-MOVER = {Op.WRITE: Side.SOURCE, Op.READ: Side.TARGET}
-PEER = {Op.WRITE: Side.TARGET, Op.READ: Side.SOURCE}
 
 Row = tuple[int, int, int, int, int]
 """A block: source region, offset in it, target region, offset in it, length."""
@@ -74,10 +71,6 @@ class Subject(NamedTuple):
     def capabilities(self) -> Capabilities:
         """What it declares."""
         return self.kind.capabilities
-
-    def fence(self, op: Op, side: Side) -> Fence | None:
-        """The fence of an operation at a side; ``None`` if the operation is not offered."""
-        return self.capabilities.fences.get((op, side))
 
 
 class End:
@@ -172,14 +165,6 @@ class Pair:
         self.target.connect(self.source)
         return self
 
-    def mover(self, op: Op) -> End:
-        """The end that submits an operation."""
-        return self.source if op is Op.WRITE else self.target
-
-    def peer(self, op: Op) -> End:
-        """The end that the mover names as its peer."""
-        return self.target if op is Op.WRITE else self.source
-
     def fill(self, seed: int = 0) -> None:
         """Fill the source with noise and the target with poison."""
         self.target.memory[:] = POISON
@@ -188,13 +173,13 @@ class Pair:
             part = source[start : start + 8 * MIB]
             part[:] = NOISE[first : first + len(part)]
 
-    def needs_grants(self, op: Op) -> bool:
+    def needs_grants(self) -> bool:
         """Whether the owner of the target grants what may be written."""
-        return self.subject.fence(op, Side.TARGET) is Fence.OWNER
+        return self.subject.capabilities.target is Fence.OWNER
 
-    def grant(self, op: Op, blocks: Blocks, room: int = 1, generation: int = 1) -> None:
+    def grant(self, blocks: Blocks, room: int = 1, generation: int = 1) -> None:
         """Grant the target's ranges of blocks, if this backend needs grants."""
-        if self.needs_grants(op):
+        if self.needs_grants():
             order = np.argsort(blocks.target)
             ranges = blocks.target[order], blocks.nbytes[order]
             self.target.call(_inside.grant, self.source.link, room, generation, *ranges)
@@ -212,37 +197,36 @@ class Pair:
             given_reason(outcome.reason, "a revoke failed")
             raise Finding(f"a revoke failed: {outcome.reason}", REVOKED, general=True)
 
-    def order(self, op: Op, blocks: Blocks, room: int = 1, generation: int = 1) -> Move:
+    def order(self, blocks: Blocks, room: int = 1, generation: int = 1) -> Move:
         """A move, in the form that the mover's worker takes."""
-        return Move(self.mover(op).link, self.peer(op).link, op, blocks, room, generation)
+        return Move(self.source.link, self.target.link, blocks, room, generation)
 
-    def move(self, op: Op, blocks: Blocks, room: int = 1, generation: int = 1) -> list[Outcome]:
+    def move(self, blocks: Blocks, room: int = 1, generation: int = 1) -> list[Outcome]:
         """Move blocks without a grant."""
-        order = self.order(op, blocks, room, generation)
-        outcomes: list[Outcome] = self.mover(op).worker(_inside.move, order, self.subject.patience)
+        order = self.order(blocks, room, generation)
+        outcomes: list[Outcome] = self.source.worker(_inside.move, order, self.subject.patience)
         return outcomes
 
-    def carry(self, op: Op, blocks: Blocks, room: int = 1, generation: int = 1) -> None:
+    def carry(self, blocks: Blocks, room: int = 1, generation: int = 1) -> None:
         """Grant, move, and check every byte of both sides."""
         expected, before = self.expected(blocks), self.source.memory.copy()
-        self.grant(op, blocks, room, generation)
-        outcomes = self.move(op, blocks, room, generation)
-        if self.needs_grants(op):
+        self.grant(blocks, room, generation)
+        outcomes = self.move(blocks, room, generation)
+        if self.needs_grants():
             self.take_back(room, generation)
         all_moved(outcomes)
         self.verify(expected, blocks)
         same(self.source.memory, before, "the source")
 
-    def works(self, op: Op | None = None) -> None:
+    def works(self) -> None:
         """Check that a small move succeeds."""
-        for each in [op] if op else sorted(self.subject.capabilities.ops, key=lambda op: op.value):
-            self.fill(99)
-            self.carry(each, self.blocks([(0, 3, 0, 5, 4097), (3, 1, 3, 2, 99)]), room=1000)
+        self.fill(99)
+        self.carry(self.blocks([(0, 3, 0, 5, 4097), (3, 1, 3, 2, 99)]), room=1000)
 
-    def works_small(self, op: Op) -> None:
+    def works_small(self) -> None:
         """Check that a small move between the first regions succeeds, with any layout."""
         self.fill(98)
-        self.carry(op, self.blocks([(0, 3, 0, 5, 97)]), room=1001)
+        self.carry(self.blocks([(0, 3, 0, 5, 97)]), room=1001)
 
     def expected(self, blocks: Blocks, onto: Array | None = None) -> Array:
         """The expected memory of the target after a move, from its current or given bytes."""

@@ -76,5 +76,5 @@ def _submit(opened: Opened, each: Move) -> list[Transfer]:
     """Submit pieces of a move until a backend has as many transfers to the peer as it takes."""
     limits = opened.backend.capabilities
     cut = _inside.pieces(each.blocks, limits)
-    batches = [Batch(each.op, piece, each.room, each.generation) for piece in cut]
+    batches = [Batch(piece, each.room, each.generation) for piece in cut]
     return [opened.submit(each.peer, batch) for batch in batches[: limits.max_transfers]]

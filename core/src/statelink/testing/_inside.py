@@ -27,7 +27,6 @@ from statelink.backend import (
     Capabilities,
     Check,
     Fencing,
-    Op,
     Outcome,
     Probe,
     Region,
@@ -63,7 +62,6 @@ class Move(NamedTuple):
 
     link: str
     peer: str
-    op: Op
     blocks: Blocks
     room: int = 1
     generation: int = 1
@@ -272,7 +270,7 @@ def move(host: Host, each: Move, patience: float) -> list[Outcome]:
         for piece in pieces(each.blocks, limits):
             while len(waiting) >= limits.max_transfers:
                 outcomes.append(opened.ended(waiting.pop(0), patience))
-            waiting.append(opened.submit(each.peer, Batch(each.op, piece, each.room, each.generation)))
+            waiting.append(opened.submit(each.peer, Batch(piece, each.room, each.generation)))
     except StatelinkError:
         for transfer in waiting:
             opened.ended(transfer, patience)
@@ -283,14 +281,14 @@ def move(host: Host, each: Move, patience: float) -> list[Outcome]:
 def submit_whole(host: Host, each: Move, patience: float) -> Outcome:
     """Submit a batch of any size as it is."""
     opened = host.backends[each.link]
-    transfer = opened.submit(each.peer, Batch(each.op, each.blocks, each.room, each.generation))
+    transfer = opened.submit(each.peer, Batch(each.blocks, each.room, each.generation))
     return opened.ended(transfer, patience)
 
 
 def unpolled(host: Host, each: Move, patience: float) -> str:
     """Submit a batch, and wait for its outcome without a poll. Returns what is wrong, as a text; empty for nothing."""
     opened, told = host.backends[each.link], threading.Event()
-    transfer = opened.submit(each.peer, Batch(each.op, each.blocks, each.room, each.generation))
+    transfer = opened.submit(each.peer, Batch(each.blocks, each.room, each.generation))
     transfer.notify(told.set)
     if not told.wait(patience):
         return f"its outcome was not set within {patience:g} s although nothing polled it"
@@ -357,7 +355,7 @@ def early(
     for number in range(rounds):
         value = number % 251 + 1
         from_[:] = value
-        transfer = opened.submit(each.peer, Batch(each.op, each.blocks, each.room, each.generation))
+        transfer = opened.submit(each.peer, Batch(each.blocks, each.room, each.generation))
         outcome = opened.ended(transfer, patience, rest=0.0)
         landed = bool((to[ends] == value).all())
         if not outcome.ok:

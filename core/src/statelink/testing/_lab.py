@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from statelink.backend import Fence, Op, Side
+from statelink.backend import Side
 
 from . import _inside, _rooms
 from ._bench import LAYOUT, Bench, End, Pair, Subject
@@ -199,26 +199,6 @@ class Suite:
     deviations: ClassVar[Mapping[str, str]] = {}
     """Clauses that this backend is known to break: name of the test to reason. If the backend keeps such a clause, the
     clause fails, so that the entry is removed."""
-
-    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Give each clause the operations and sides that the backend declares."""
-        try:
-            declared = _inside.kind_of(type(self).backend).capabilities
-            ops = sorted(declared.ops, key=lambda op: op.value)
-            fences = sorted(declared.fences.items(), key=lambda item: (item[0][0].value, item[0][1].value))
-        except Exception:  # each clause then reports this
-            ops, fences = [Op.WRITE], []
-        if "op" in metafunc.fixturenames:
-            metafunc.parametrize("op", ops, ids=lambda op: op.value)
-        if "main_op" in metafunc.fixturenames:  # long clauses run in one direction only
-            metafunc.parametrize("main_op", ops[-1:], ids=lambda op: op.value)
-        for fence in (Fence.OWNER, Fence.MOVER):
-            name = f"fenced_by_{fence.value}"
-            if name not in metafunc.fixturenames:
-                continue
-            pairs = [pytest.param(pair, id=f"{pair[0].value}-{pair[1].value}") for pair, who in fences if who is fence]
-            none = pytest.mark.skip(reason=f"not applicable: no {fence.value}'s fence is declared")
-            metafunc.parametrize(name, pairs or [pytest.param(None, marks=none, id="none")])
 
     @pytest.fixture
     def lab(self, request: pytest.FixtureRequest, statelink_lab: Lab) -> Iterator[Lab]:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from statelink.backend import Op, Outcome, Side
+from statelink.backend import Outcome, Side
 
 from . import _inside
 from ._bench import End, Subject
@@ -100,9 +100,9 @@ class RemoteBackend(End):
         """Close the backend."""
         self.call(_inside.close)
 
-    def move(self, peer: End | str, blocks: Blocks, op: Op = Op.WRITE) -> list[Outcome]:
+    def move(self, peer: End | str, blocks: Blocks) -> list[Outcome]:
         """Move blocks to or from a peer as the core does, cut to the backend's limits: how each transfer ended."""
-        order = Move(self.link, peer if isinstance(peer, str) else peer.link, op, blocks)
+        order = Move(self.link, peer if isinstance(peer, str) else peer.link, blocks)
         outcomes: list[Outcome] = self.worker(_inside.move, order, self.subject.patience)
         return outcomes
 

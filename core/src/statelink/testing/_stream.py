@@ -90,7 +90,7 @@ class Stream:
     def _submit(self, number: int) -> None:
         each = self._moves[number]
         try:
-            made = self._opened.submit(each.peer, Batch(each.op, each.blocks, each.room, each.generation))
+            made = self._opened.submit(each.peer, Batch(each.blocks, each.room, each.generation))
         except StatelinkError as error:  # by the contract, no byte of the batch was or will be moved
             self.refused = str(error)
             with self._lock:

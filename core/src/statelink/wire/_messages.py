@@ -107,7 +107,6 @@ class Handshake(msgspec.Struct, frozen=True, kw_only=True):
         version: Version of the core, for error texts.
         role: ``prefill``, ``decode`` or ``both``.
         backend: Name of the backend.
-        ops: Operations that the backend offers.
         kinds: Definitions of the state types in the inventory.
         strategies: Component to the name of its strategy.
         descriptor: What the backend needs to reach this side.
@@ -123,7 +122,6 @@ class Handshake(msgspec.Struct, frozen=True, kw_only=True):
     version: Name
     role: Name
     backend: Name
-    ops: Annotated[tuple[Name, ...], Few]
     kinds: Annotated[tuple[StateType, ...], Few]
     strategies: Annotated[dict[Name, Name], Few]
     descriptor: Annotated[bytes, msgspec.Meta(max_length=MAX_DESCRIPTOR)]

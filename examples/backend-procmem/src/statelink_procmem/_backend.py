@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 
 import statelink.backend as sdk
-from statelink.backend import Fence, Op, Side
 
 __all__ = ["Options", "ProcmemBackend"]
 
@@ -77,11 +76,11 @@ class ProcmemBackend(sdk.CopyingBackend[Process]):
     Place = Process
     capabilities = sdk.Capabilities(
         memory_kinds=frozenset({"dram"}),
-        ops=frozenset({Op.WRITE}),
         submit_mode=sdk.SubmitMode.BLOCKING,  # `copy` returns when the bytes are there
         stalled_peers=None,  # the kernel does not wait for the other process
         thread_safe=True,
-        fences=MappingProxyType({(Op.WRITE, Side.SOURCE): Fence.MOVER, (Op.WRITE, Side.TARGET): Fence.MOVER}),
+        source=sdk.Fence.MOVER,
+        target=sdk.Fence.MOVER,
     )
     strategies = MappingProxyType({"*": sdk.DIRECT})
 

@@ -19,18 +19,16 @@ from statelink.backend import (
     Capabilities,
     Ends,
     Fence,
-    Op,
     Outcome,
     Probe,
     Region,
     RegionTable,
-    Side,
     Strategy,
     SubmitMode,
     Transfer,
     boot_id,
 )
-from statelink.errors import BackendUnavailableError, TransferError, UnsupportedError
+from statelink.errors import BackendUnavailableError, TransferError
 
 from ._descriptor import FORMAT, Descriptor, refused
 from ._grants import Grants
@@ -72,9 +70,9 @@ class ShmBackend(Backend):
     Options = Options
     capabilities: ClassVar[Capabilities] = Capabilities(
         memory_kinds=frozenset({"dram"}),
-        ops=frozenset({Op.WRITE}),
         submit_mode=SubmitMode.BLOCKING,
-        fences=MappingProxyType({(Op.WRITE, Side.SOURCE): Fence.MOVER, (Op.WRITE, Side.TARGET): Fence.OWNER}),
+        source=Fence.MOVER,
+        target=Fence.OWNER,
         max_blocks=MAX_BLOCKS,
         max_bytes=4 << 20,
         thread_safe=True,
@@ -132,8 +130,6 @@ class ShmBackend(Backend):
 
     def submit(self, peer: str, batch: Batch) -> Transfer:
         """Move a batch: all of it is checked before the first byte moves."""
-        if batch.op is not Op.WRITE:
-            raise UnsupportedError(f"a {batch.op.value} was not declared", backend=self.name)
         with self._lock:
             known = self._peers.get(peer)
         if known is None or known.lost:

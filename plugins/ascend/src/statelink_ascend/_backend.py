@@ -21,12 +21,10 @@ from statelink.backend import (
     Check,
     Ends,
     Fence,
-    Op,
     Outcome,
     Probe,
     Region,
     RegionTable,
-    Side,
     SubmitMode,
     Transfer,
 )
@@ -83,10 +81,10 @@ class AscendBackend(Backend):
     capabilities: ClassVar[Capabilities] = Capabilities(
         memory_kinds=frozenset({"npu", "dram"}),
         state_types=ANY,
-        ops=frozenset({Op.WRITE, Op.READ}),
         submit_mode=SubmitMode.BLOCKING,
         # The library cannot cancel, and memory can still be written after it is unregistered.
-        fences={(op, side): Fence.MOVER for op in Op for side in Side},
+        source=Fence.MOVER,
+        target=Fence.MOVER,
         max_blocks=4096,
         max_bytes=64 << 20,
         max_transfers=1,
@@ -234,7 +232,7 @@ class AscendBackend(Backend):
         gone = known.check() if known.suspect else ""
         if gone:
             raise TransferError("a batch was not started", cause=gone, backend=self.name, peer=peer)
-        move = engine.batch_transfer_sync_write if batch.op is Op.WRITE else engine.batch_transfer_sync_read
+        move = engine.batch_transfer_sync_write
         lists = (ends.here.tolist(), ends.there.tolist(), ends.nbytes.tolist())
         if known.patient is None:
             known.patient = time.monotonic() + self._options.connect_timeout

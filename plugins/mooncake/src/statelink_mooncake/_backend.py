@@ -18,13 +18,11 @@ from statelink.backend import (
     Check,
     Ends,
     Fence,
-    Op,
     Outcome,
     Probe,
     RawLibrary,
     Region,
     RegionTable,
-    Side,
     SubmitMode,
     Transfer,
 )
@@ -66,10 +64,10 @@ class MooncakeBackend(Backend):
     capabilities: ClassVar[Capabilities] = Capabilities(
         memory_kinds=frozenset({"dram", "cuda"}),
         state_types=ANY,
-        ops=frozenset({Op.WRITE, Op.READ}),
         submit_mode=SubmitMode.BLOCKING,
         # The library cannot cancel, and the rest of a failed call continues in its threads.
-        fences={(op, side): Fence.MOVER for op in Op for side in Side},
+        source=Fence.MOVER,
+        target=Fence.MOVER,
         # The TCP transport takes 1024 entries to a peer, lets 1024 more wait for a second, and fails a batch beyond
         # both. With this limit, the rest of a failed batch does not make the next one fail.
         max_blocks=ENTRIES,
@@ -204,9 +202,9 @@ class MooncakeBackend(Backend):
             raise TransferError("the peer is not connected", backend=self.name, peer=peer)
         # The library does not check local blocks, and checks remote ones only after it has begun to move others.
         ends = Ends.of(batch, self._table, remote.table)
-        move = engine.batch_transfer_sync_write if batch.op is Op.WRITE else engine.batch_transfer_sync_read
+        columns = ends.here.tolist(), ends.there.tolist(), ends.nbytes.tolist()
         with remote.lock:
-            status = move(remote.session, ends.here.tolist(), ends.there.tolist(), ends.nbytes.tolist())
+            status = engine.batch_transfer_sync_write(remote.session, *columns)
         if status == 0:
             return Transfer(Outcome(True))
         # The library gives no reason. Its threads may continue with any part of the batch: if the peer was only

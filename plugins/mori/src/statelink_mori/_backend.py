@@ -24,11 +24,9 @@ from statelink.backend import (
     Check,
     Ends,
     Fence,
-    Op,
     Probe,
     Region,
     RegionTable,
-    Side,
     SubmitMode,
     Transfer,
 )
@@ -81,11 +79,11 @@ class MoriBackend(PostingBackend[_Peer]):
     capabilities: ClassVar[Capabilities] = Capabilities(
         memory_kinds=frozenset({"dram", "cuda"}),
         state_types=ANY,
-        ops=frozenset({Op.WRITE, Op.READ}),
         # A full send queue blocks the caller for up to five seconds.
         submit_mode=SubmitMode.BLOCKING,
         # The library cannot cancel. A transfer continues until it ends, or until the process that posted it ends.
-        fences={(op, side): Fence.MOVER for op in Op for side in Side},
+        source=Fence.MOVER,
+        target=Fence.MOVER,
         # The size of a send queue. Over TCP, a peer drops its connection at about 65,500 blocks.
         max_blocks=8192,
         max_bytes=64 << 20,
@@ -208,8 +206,7 @@ class MoriBackend(PostingBackend[_Peer]):
             self._ledger.posted.append(work)
             try:
                 for session, blocks in sessions:
-                    post = session.batch_write if batch.op is Op.WRITE else session.batch_read
-                    work.handles.append(post(*blocks, session.allocate_transfer_uid()))
+                    work.handles.append(session.batch_write(*blocks, session.allocate_transfer_uid()))
                     if work.handles[-1].Failed():
                         break
             except (RuntimeError, TypeError) as error:

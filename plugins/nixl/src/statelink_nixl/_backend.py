@@ -29,7 +29,6 @@ from statelink.backend import (
     Check,
     Ends,
     Fence,
-    Op,
     Probe,
     RawLibrary,
     Region,
@@ -80,11 +79,11 @@ class NixlBackend(PostingBackend[_Peer]):
     capabilities: ClassVar[Capabilities] = Capabilities(
         memory_kinds=frozenset({"dram", "cuda"}),
         state_types=ANY,
-        ops=frozenset({Op.WRITE, Op.READ}),
         # Between processes of one host, UCX copies inside the posting call.
         submit_mode=SubmitMode.BLOCKING,
         # Such a copy continues after its target has destroyed its agent, and a released handle continues over TCP.
-        fences={(op, side): Fence.MOVER for op in Op for side in Side},
+        source=Fence.MOVER,
+        target=Fence.MOVER,
         max_blocks=16384,
         max_bytes=64 << 20,
         max_transfers=4,
@@ -237,7 +236,7 @@ class NixlBackend(PostingBackend[_Peer]):
             self._open()
             table = self._ledger.usable(peer).table
         ends = Ends.of(batch, self._table, table)
-        return self._post(peer, batch.op, parts_of(ends, self._table, table))
+        return self._post(peer, parts_of(ends, self._table, table))
 
     def close(self) -> None:
         """Destroy the agent: its threads, its connections and its registrations."""
@@ -268,7 +267,7 @@ class NixlBackend(PostingBackend[_Peer]):
                 agent.remove_remote_agent(name)
             raise Descriptor.refused(peer, f"its metadata is that of an agent called {name!r}")
 
-    def _post(self, peer: str, op: Op, parts: Sequence[Part]) -> Posted[_Peer]:
+    def _post(self, peer: str, parts: Sequence[Part]) -> Posted[_Peer]:
         """Start all parts of a transfer."""
         with self._lock:
             agent = self._open()
@@ -278,7 +277,7 @@ class NixlBackend(PostingBackend[_Peer]):
                 for part in parts:
                     near = agent.get_xfer_descs(part.near, part.near_segment)
                     far = agent.get_xfer_descs(part.far, part.far_segment)
-                    handles.append(agent.initialize_xfer(op.name, near, far, peer))
+                    handles.append(agent.initialize_xfer("WRITE", near, far, peer))
             except self._library.errors as error:
                 self._release(handles)
                 raise TransferError(
@@ -372,7 +371,7 @@ class NixlBackend(PostingBackend[_Peer]):
         far = np.repeat(row(scratch, nbytes), rows, axis=0)
         deadline = time.monotonic() + self._timeout
         try:
-            work = self._post(peer, Op.WRITE, [Part(DRAM, near, DRAM, far)])
+            work = self._post(peer, [Part(DRAM, near, DRAM, far)])
         except TransferError as error:
             self.disconnect(peer)
             raise Descriptor.refused(peer, str(error.reason.cause)) from error

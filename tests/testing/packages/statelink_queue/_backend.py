@@ -16,11 +16,9 @@ from statelink.backend import (
     Capabilities,
     Ends,
     Fence,
-    Op,
     Probe,
     Region,
     RegionTable,
-    Side,
     Strategy,
     SubmitMode,
     Transfer,
@@ -65,9 +63,9 @@ class QueueBackend(Backend):
     Options = Options
     capabilities: ClassVar[Capabilities] = Capabilities(
         memory_kinds=frozenset({"dram"}),
-        ops=frozenset({Op.WRITE}),
         submit_mode=SubmitMode.ASYNC,
-        fences=MappingProxyType({(Op.WRITE, Side.SOURCE): Fence.MOVER, (Op.WRITE, Side.TARGET): Fence.MOVER}),
+        source=Fence.MOVER,
+        target=Fence.MOVER,
         max_transfers=4,
     )
     strategies: ClassVar[Mapping[str, Strategy]] = MappingProxyType({"*": DIRECT})
@@ -116,7 +114,7 @@ class QueueBackend(Backend):
 
     def submit(self, peer: str, batch: Batch) -> Transfer:
         """Check every block, and post them."""
-        if peer not in self._peers or batch.op is not Op.WRITE or peer not in OPEN:
+        if peer not in self._peers or peer not in OPEN:
             raise TransferError("a batch cannot be moved", cause="no such link", backend=self.name, peer=peer)
         ends = Ends.of(batch, self._regions, self._peers[peer])
         rows = zip(ends.there.tolist(), ends.here.tolist(), ends.nbytes.tolist(), strict=True)

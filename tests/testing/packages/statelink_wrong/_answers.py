@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from types import MappingProxyType
 from typing import Any
 
-from statelink.backend import BackendContext, Batch, Check, Fence, Op, Probe, Region, Side, Transfer
+from statelink.backend import BackendContext, Batch, Check, Fence, Probe, Region, Transfer
 from statelink.errors import TransferError
 from statelink.tcp import TcpBackend
 
@@ -83,7 +82,8 @@ class HidesFence(Wrong):
 
     capabilities = dataclasses.replace(
         TcpBackend.capabilities,
-        fences=MappingProxyType({(Op.WRITE, Side.SOURCE): Fence.MOVER, (Op.WRITE, Side.TARGET): Fence.MOVER}),
+        source=Fence.MOVER,
+        target=Fence.MOVER,
     )
 
 

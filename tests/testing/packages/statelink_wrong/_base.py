@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from statelink.backend import Backend, BackendContext, Batch, Fence, Op, Outcome, Probe, Region, Side, Transfer
+from statelink.backend import Backend, BackendContext, Batch, Fence, Outcome, Probe, Region, Transfer
 from statelink.tcp import TcpBackend
 
 U64 = Any
@@ -59,9 +58,7 @@ class Ungranted(Backend):
     api_version = 1
     name = "wrong-ungranted"
     Options = TcpBackend.Options
-    capabilities = dataclasses.replace(
-        TcpBackend.capabilities, fences=MappingProxyType({(Op.WRITE, side): Fence.MOVER for side in Side})
-    )
+    capabilities = dataclasses.replace(TcpBackend.capabilities, source=Fence.MOVER, target=Fence.MOVER)
     strategies = TcpBackend.strategies
 
     def __init__(self, context: BackendContext) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from statelink.backend import BackendContext, Batch, Blocks, Op, Outcome, Region, RegionTable, SubmitMode, Transfer
+from statelink.backend import BackendContext, Batch, Blocks, Outcome, Region, RegionTable, SubmitMode, Transfer
 from statelink.errors import TransferError
 from statelink.tcp import TcpBackend
 
@@ -149,11 +149,6 @@ class Unchecked(Wrong):
             if "not connected" in str(error):
                 raise
             return Transfer(Outcome(True))
-
-
-class TakesReads(Wrong):
-    def submit(self, peer: str, batch: Batch) -> Transfer:
-        return Transfer(Outcome(True)) if batch.op is Op.READ else super().submit(peer, batch)
 
 
 class SharesStaging(Wrong):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from statelink.backend import Fence, Op, Side
+from statelink.backend import Fence
 
 if TYPE_CHECKING:
     from statelink.link._context import Context
@@ -41,7 +41,7 @@ class ProcessExits:
         self._waiting: set[str] = set()
         declared = context.backend.capabilities
         # If a write can land at any time after its mover's end, no wait proves anything.
-        self._proves = declared.fences.get((Op.WRITE, Side.TARGET)) is not Fence.NONE
+        self._proves = declared.target is not Fence.NONE
         self._rounds = math.ceil(declared.landing_seconds / LANDING_ROUND)
 
     def look(self, ranks: Iterable[PrefillRank]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from statelink.backend import Op
 from statelink.errors import PeerError
 
 if TYPE_CHECKING:
@@ -74,14 +73,6 @@ def check_peer(ours: Handshake, theirs: Handshake, *, sends: bool) -> None:
             cause=f"the role of {theirs.link} is {theirs.role!r}, and that of {ours.link} is {ours.role!r}",
             hint=f"give {theirs.link} the role {'decode' if sends else 'prefill'!r} or 'both'",
             code="peer.role",
-            **who,
-        )
-    if Op.WRITE.value not in source.ops:
-        raise PeerError(
-            "prefill cannot push",
-            cause=f"its backend {source.backend!r} offers {', '.join(source.ops) or 'nothing'}",
-            hint="choose a backend that offers 'write'",
-            code="peer.direction",
             **who,
         )
     if ours.verify != theirs.verify:

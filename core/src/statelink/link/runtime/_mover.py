@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from statelink.backend import Backend, Batch, Blocks, Op, Outcome, RegionTable, Side, Transfer
+from statelink.backend import Backend, Batch, Blocks, Outcome, RegionTable, Side, Transfer
 from statelink.errors import Reason, StatelinkError, TransferError
 
 from ._failure import BackendDefect, reason_of
@@ -117,7 +117,7 @@ def move(
                         return Moving(nbytes, blocks, reason, pending=tuple(running))
                 if cancelled.raised:
                     return Moving(nbytes, blocks, reason, pending=tuple(running))
-                transfer = yield Batch(Op.WRITE, piece, room, generation, checked)
+                transfer = yield Batch(piece, room, generation, checked)
                 assert transfer is not None, "a batch is answered with its transfer"
                 running.append(transfer)
                 nbytes += total if piece is part else piece.total
@@ -188,7 +188,7 @@ def submit_together(backend: Backend, peer: str, batches: Sequence[Batch]) -> li
     """
     if len(batches) > 1:
         blocks = Blocks.concatenate([each.blocks for each in batches])
-        answer = submitted(backend, peer, Batch(Op.WRITE, blocks, 0, 0, batches[0].checked))
+        answer = submitted(backend, peer, Batch(blocks, 0, 0, batches[0].checked))
         if not isinstance(answer, StatelinkError):
             return [answer] * len(batches)
     return [submitted(backend, peer, each) for each in batches]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from statelink.backend import MAX_DESCRIPTOR, Op, Side
+from statelink.backend import MAX_DESCRIPTOR, Side
 from statelink.errors import TransferError
 
 from .. import _inside
-from .._bench import MOVER, PEER, Pair, Subject
+from .._bench import Pair, Subject
 from .._lab import Lab, Suite, needs
 from .._saying import all_moved, refused
 from ._refusing import not_moved
@@ -50,13 +50,12 @@ class Connecting(Suite):
         Let `submit` raise a `TransferError` for a peer that is not connected, and let `connect` make a new connection.
         """
         for _ in range(2):
-            for op in pair.subject.capabilities.ops:
-                pair.mover(op).disconnect(pair.peer(op))
-                pair.fill()
-                with refused("a move to a peer that was disconnected", TransferError):
-                    pair.move(op, pair.blocks([(0, 0, 0, 0, 100)]))
-                pair.untouched()
-                pair.connect()
+            pair.source.disconnect(pair.target)
+            pair.fill()
+            with refused("a move to a peer that was disconnected", TransferError):
+                pair.move(pair.blocks([(0, 0, 0, 0, 100)]))
+            pair.untouched()
+            pair.connect()
             pair.works()
 
     def test_disconnecting_twice_or_from_nobody_is_ignored(self, pair: Pair) -> None:
@@ -79,26 +78,26 @@ class Connecting(Suite):
         pair.target.connect(pair.source)
         pair.works()
 
-    def test_connecting_again_replaces_the_region_table(self, pair: Pair, op: Op) -> None:
+    def test_connecting_again_replaces_the_region_table(self, pair: Pair) -> None:
         """A peer that is connected again with fewer regions has no others: a block in one that is gone is refused.
 
         Keep the region table of the last `connect`, and no other. Or refuse a table that does not fit the descriptor.
         """
-        here, there = pair.mover(op), pair.peer(op)
+        here, there = pair.source, pair.target
         gone = pair.blocks([(3, 10, 3, 20, 100)])
         pair.fill(4)
-        pair.grant(op, gone, 61)
+        pair.grant(gone, 61)
         try:
             here.call(_inside.connect, there.link, there.descriptor, there.regions[:-1])
         except TransferError:
             pass
         else:
-            not_moved(pair, op, gone, 61)
+            not_moved(pair, gone, 61)
             pair.untouched()
-        if pair.needs_grants(op):
+        if pair.needs_grants():
             pair.take_back(61)
         pair.connect()
-        pair.works(op)
+        pair.works()
 
     def test_a_peer_of_another_life_can_be_connected(self, lab: Lab) -> None:
         """A peer that was closed and opened again under another name is one more peer.
@@ -147,7 +146,7 @@ class Connecting(Suite):
         pair.connect()
         pair.works()
 
-    def test_two_links_of_one_process_reach_each_other(self, subject: Subject, lab: Lab, op: Op) -> None:
+    def test_two_links_of_one_process_reach_each_other(self, subject: Subject, lab: Lab) -> None:
         """Two links of one process reach each other, if that is declared.
 
         Declare `single_process=False` if the library cannot do that.
@@ -156,9 +155,9 @@ class Connecting(Suite):
         ends = [lab.end(0, ((100_000,),), side=side).open() for side in (Side.SOURCE, Side.TARGET)]
         pair = Pair(*ends).connect()
         pair.fill(8)
-        pair.carry(op, pair.blocks([(0, 1, 0, 2, 70_001)]))
+        pair.carry(pair.blocks([(0, 1, 0, 2, 70_001)]))
 
-    def test_it_tells_the_transport_of_a_peer(self, subject: Subject, lab: Lab, op: Op) -> None:
+    def test_it_tells_the_transport_of_a_peer(self, subject: Subject, lab: Lab) -> None:
         """`transport` answers for a connected peer, on both sides, before and after a move, and never raises.
 
         Return words from `transports(options)`, joined by `+`, or `UNKNOWN` where it cannot be found out.
@@ -169,32 +168,30 @@ class Connecting(Suite):
             for end, peer in ((pair.source, pair.target), (pair.target, pair.source)):
                 problem = end.call(_inside.transport, peer.link, options)
                 assert not problem, f"{when}, at the {end.role} side: {problem}"
-            pair.works(op)
+            pair.works()
 
-    def test_several_peers_are_served_at_once(self, lab: Lab, op: Op) -> None:
+    def test_several_peers_are_served_at_once(self, lab: Lab) -> None:
         """Moves to several peers run side by side, each peer's in a thread of its own.
 
         Keep what belongs to one peer apart from the others, or declare `thread_safe=False`.
         """
-        here = lab.end(0, side=MOVER[op]).open()
-        there = [lab.end(1, side=PEER[op]).open() for _ in range(2)]
-        pairs = [Pair(here, each) if op is Op.WRITE else Pair(each, here) for each in there]
+        here = lab.end(0, side=Side.SOURCE).open()
+        there = [lab.end(1, side=Side.TARGET).open() for _ in range(2)]
+        pairs = [Pair(here, each) for each in there]
         for number, pair in enumerate(pairs):
             pair.connect()
             pair.fill(1 + number)
         half = here.regions[0].nbytes // 2
-        # Each moves its own half, so that no byte of one peer is that of the other. Readers share one target.
+        # Each moves its own half, so that no byte of one peer is that of the other.
         blocks = [
             pair.blocks([(0, at + by, 0, at + by, 4099) for at in range(0, half - 5000, 4111)])
             for pair, by in zip(pairs, (0, half), strict=True)
         ]
         expected = [pair.target.memory.copy() for pair in pairs]
-        if op is Op.READ:
-            expected[1] = expected[0]
         for pair, each, wanted in zip(pairs, blocks, expected, strict=True):
-            pair.grant(op, each)
+            pair.grant(each)
             pair.expected(each, wanted)
-        orders = [pair.order(op, each) for pair, each in zip(pairs, blocks, strict=True)]
+        orders = [pair.order(each) for pair, each in zip(pairs, blocks, strict=True)]
         found = here.worker(_inside.at_once, orders, FEW, pairs[0].subject.patience)
         all_moved([outcome for outcomes in found for outcome in outcomes])
         for pair, wanted in zip(pairs, expected, strict=True):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from statelink.backend import ANY, Fence, Fencing, Op, Side, Strategy
+from statelink.backend import ANY, Fence, Fencing, Strategy
 from statelink.config import read_options
 from statelink.errors import BackendUnavailableError, ConfigError, StateError
 from statelink.registry import plugin_manager
@@ -95,11 +95,11 @@ class Declaration(Suite):
         Implement `grant` and `revoke`, or declare `Fence.MOVER` or `Fence.NONE`.
         """
         end = lab.end(0).open()
-        declared = subject.fence(Op.WRITE, Side.TARGET) is Fence.OWNER
+        declared = subject.capabilities.target is Fence.OWNER
         has = end.call(_inside.is_fencing) or issubclass(subject.kind, Fencing)
         said = "Fence.OWNER" if declared else "no Fence.OWNER"
         methods = "it has grant and revoke" if has else "it lacks grant or revoke"
-        assert has == declared, f"it declares {said} for the target of a WRITE, and {methods}"
+        assert has == declared, f"it declares {said} for the target, and {methods}"
 
     def test_a_process_has_no_more_links_than_declared(self, subject: Subject, lab: Lab) -> None:
         """One link more than is declared for a process is refused by the names of both; closing one makes room.

@@ -1,4 +1,4 @@
-"""Clauses on fences: for each operation and side, the declared fence holds."""
+"""Clauses on fences: at each side, the declared fence holds."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from statelink.backend import Blocks, Op, Side
+from statelink.backend import Blocks, Fence, Side
 from statelink.link import LANDING_ROUND
 
 from .. import _beside, _inside, _stream
-from .._bench import MOVER, PEER, End, Pair
+from .._bench import End, Pair
 from .._lab import Lab, Suite, needs
 from .._memory import MIB, POISON
 from .._worker import Finding
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["STILL", "Fencing", "closes", "flood", "stopped"]
 
 SIZE = 24 * MIB
-OpSide = tuple[Op, Side]
 
 SILENCE = 0.25
 """Seconds for which memory is watched after bytes must have stopped."""
@@ -64,7 +63,7 @@ def closes(end: End, whose: str) -> None:
     end.worker.result()
 
 
-def stream(pair: Pair, op: Op) -> None:
+def stream(pair: Pair) -> None:
     """Let the mover fill the target part by part on a thread, repeatedly, and return in the middle."""
     moves = [
         pair.blocks([(0, at, 0, at, min(MIB, end - at)) for at in range(start, end, MIB)])
@@ -72,11 +71,11 @@ def stream(pair: Pair, op: Op) -> None:
     ]
     pair.source.memory[:] = 1
     pair.target.memory[:] = POISON
-    pair.grant(op, Blocks.concatenate(moves))
-    pair.mover(op).worker(_stream.start, [pair.order(op, blocks) for blocks in moves])
+    pair.grant(Blocks.concatenate(moves))
+    pair.source.worker(_stream.start, [pair.order(blocks) for blocks in moves])
     until = time.monotonic() + pair.subject.patience
     while pair.target.arrays[0][0] != 1:
-        left: Left = pair.mover(op).worker(_stream.look, 0.002)
+        left: Left = pair.source.worker(_stream.look, 0.002)
         assert not left.ended, f"a move failed: {left}"
         assert time.monotonic() < until, "nothing arrived"
 
@@ -88,19 +87,17 @@ def parts(limits: Capabilities) -> list[tuple[int, int]]:
     return [(number * size, (number + 1) * size) for number in range(count)]
 
 
-def flood(pair: Pair, op: Op, room: int = 1, generation: int = 1) -> None:
+def flood(pair: Pair, room: int = 1, generation: int = 1) -> None:
     """Let the mover fill the target repeatedly, and return in the middle."""
     blocks = pair.blocks([(0, at, 0, at, MIB) for at in range(0, SIZE, MIB)])
     pair.source.memory[:] = 1
     pair.target.memory[:] = POISON
-    pair.grant(op, blocks, room, generation)
-    pair.mover(op).worker.start(_inside.pump, pair.order(op, blocks, room, generation), pair.subject.patience)
-    reached = pair.peer(op).worker if op is Op.WRITE else None
-    watcher = reached or pair.source.worker
+    pair.grant(blocks, room, generation)
+    pair.source.worker.start(_inside.pump, pair.order(blocks, room, generation), pair.subject.patience)
     for _ in range(int(pair.subject.patience / 0.002)):
         if pair.target.arrays[0][0] == 1:
             return
-        watcher(_inside.rest, 0.002)
+        pair.target.worker(_inside.rest, 0.002)
     raise AssertionError("nothing arrived")
 
 
@@ -113,35 +110,33 @@ class Fencing(Suite):
 
     still: float = 1.0
 
-    def test_a_revoke_stops_what_is_under_way(self, lab: Lab, fenced_by_owner: OpSide) -> None:
+    def test_a_revoke_stops_what_is_under_way(self, lab: Lab) -> None:
         """An owner's fence: nothing lands after a revoke is done, although the peer writes on; the peer learns why.
 
         Let the transfer of `revoke` succeed only when the last byte has landed, and check each range against grants.
         """
-        op, side = fenced_by_owner
-        needs((op, side) == (Op.WRITE, Side.TARGET), "there is no call by which an owner stops this")
+        needs(lab.subject.capabilities.target is Fence.OWNER, "no owner's fence is declared")
         needs(lab.processes > 1, "this backend moves bytes inside one process")
         pair = lab.pair(((SIZE,),))
-        flood(pair, op)
+        flood(pair)
         pair.take_back()
         pair.target.memory[:] = POISON
         pair.target.worker(_inside.rest, SILENCE)
         pair.untouched()
-        _, reason = pair.mover(op).worker.result()
+        _, reason = pair.source.worker.result()
         assert reason, "the mover was not told why it was stopped"
         pair.untouched()
-        pair.works_small(op)
+        pair.works_small()
 
-    def test_a_revoke_does_not_wait_for_the_peer(self, lab: Lab, fenced_by_owner: OpSide) -> None:
+    def test_a_revoke_does_not_wait_for_the_peer(self, lab: Lab) -> None:
         """An owner's fence needs no other process: it holds against a peer that is stopped in the middle of a transfer.
 
         Close the connection, or discard what comes, without an answer of the peer. Or declare `Fence.MOVER`.
         """
-        op, side = fenced_by_owner
-        needs((op, side) == (Op.WRITE, Side.TARGET), "there is no call by which an owner stops this")
+        needs(lab.subject.capabilities.target is Fence.OWNER, "no owner's fence is declared")
         worker = lab.borrow()
         pair = Pair(lab.elsewhere(worker, "still", ((SIZE,),)).open(), lab.end(1, ((SIZE,),)).open()).connect()
-        flood(pair, op)
+        flood(pair)
         with stopped(worker):
             pair.take_back()
             pair.target.memory[:] = POISON
@@ -151,21 +146,20 @@ class Fencing(Suite):
         pair.untouched()
 
     @pytest.mark.parametrize("target", ["running", "stopped"])
-    def test_nothing_lands_once_its_mover_has_ended(self, lab: Lab, fenced_by_mover: OpSide, target: str) -> None:
+    def test_nothing_lands_once_its_mover_has_ended(self, lab: Lab, target: str) -> None:
         """A mover's fence: nothing lands after its process has ended and the declared time has passed.
 
         If the target was stopped in the middle of the write, that time begins when it continues.
 
         If the library puts bytes in place for longer, declare longer `landing_seconds`, or `Fence.NONE` for the target.
         """
-        op, side = fenced_by_mover
-        needs(side is Side.TARGET and op is Op.WRITE, "this memory is read only, or ends with its mover")
+        needs(lab.subject.capabilities.target is Fence.MOVER, "no mover's fence is declared")
         worker, there = lab.borrow(), lab.borrow()
         pair = Pair(
             lab.elsewhere(worker, "mortal", ((SIZE,),)).open(),
             lab.elsewhere(there, "owner", ((SIZE,),), side=Side.TARGET).open(),
         ).connect()
-        flood(pair, op)
+        flood(pair)
         with stopped(there, target == "stopped"):
             time.sleep(BLOCKED if target == "stopped" else 0.0)
             worker.kill()
@@ -180,7 +174,7 @@ class Fencing(Suite):
             pair.untouched(f"bytes landed more than {landing:g} s after the process that moved them had ended")
 
     @pytest.mark.parametrize("trouble", ["a disconnect", "the peer's disconnect", "a stopped peer", "a close"])
-    def test_what_is_settled_has_stopped(self, lab: Lab, op: Op, trouble: str) -> None:
+    def test_what_is_settled_has_stopped(self, lab: Lab, trouble: str) -> None:
         """A transfer that is settled at a side does not touch that side.
 
         This also holds after a disconnect in the middle of the transfer, and after a peer that was stopped in the
@@ -193,13 +187,13 @@ class Fencing(Suite):
         still = trouble in ("a stopped peer", "a close")
         if still:
             needs(lab.subject.memory == "dram", "memory of a device is looked at through the stopped process")
-            here, there = lab.end(0, ((SIZE,),), side=MOVER[op]).open(), lab.borrow()
-            other = lab.elsewhere(there, "still", ((SIZE,),), side=PEER[op]).open()
-            pair = (Pair(here, other) if op is Op.WRITE else Pair(other, here)).connect()
+            here, there = lab.end(0, ((SIZE,),), side=Side.SOURCE).open(), lab.borrow()
+            other = lab.elsewhere(there, "still", ((SIZE,),), side=Side.TARGET).open()
+            pair = Pair(here, other).connect()
         else:
             pair = lab.pair(((SIZE,),))
-        mover, peer = pair.mover(op), pair.peer(op)
-        stream(pair, op)
+        mover, peer = pair.source, pair.target
+        stream(pair)
         with stopped(peer.worker, still):
             if trouble == "the peer's disconnect":
                 peer.disconnect(mover)
@@ -231,7 +225,7 @@ class Fencing(Suite):
         if not still:
             mover.worker(_stream.settle, LATE)  # what failed may still land, and is to be over before the next move
             pair.connect()
-            pair.works_small(op)
+            pair.works_small()
         none_failed = left.ended and not left.failed
         some = none_failed or any(outcome.unsettled != frozenset(Side) for outcome in left.failed)
         needs(some, "it does not call such a transfer settled on any side")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from statelink.backend import Op
+from statelink.backend import Side
 
 from .. import _inside, _kept
-from .._bench import MOVER, NOISE, PEER, Pair
+from .._bench import NOISE, Pair
 from .._lab import Lab, Suite
 from .._memory import MIB
 from .._saying import all_moved, same
@@ -65,7 +65,7 @@ class Leaking(Suite):
         here.call(_inside.reconnect, *order, 5)
         self._no_more([here.worker], self.connects, lambda: here.call(_inside.reconnect, *order, self.connects))
 
-    def test_connecting_again_leaves_nothing_behind(self, lab: Lab, main_op: Op) -> None:
+    def test_connecting_again_leaves_nothing_behind(self, lab: Lab) -> None:
         """Both processes have as many threads and descriptors as before, after peers that were connected were again.
 
         Between two connects, no peer is disconnected, and a few bytes move. Memory and files in /dev/shm are looked
@@ -74,11 +74,11 @@ class Leaking(Suite):
         Let `connect` end what an earlier `connect` to the same peer made: its threads, descriptors and mappings.
         """
         pair = lab.pair(((100_000,),))
-        self._again(pair, main_op, 3)
+        self._again(pair, 3)
         workers = [pair.source.worker, pair.target.worker]
-        self._no_more(workers, self.connects // 2, lambda: self._again(pair, main_op, self.connects // 2))
+        self._no_more(workers, self.connects // 2, lambda: self._again(pair, self.connects // 2))
 
-    def test_closing_leaves_nothing_to_a_peer_that_stays(self, lab: Lab, main_op: Op) -> None:
+    def test_closing_leaves_nothing_to_a_peer_that_stays(self, lab: Lab) -> None:
         """A backend that is closed is reached no more by a peer that stays connected, and keeps nothing for it.
 
         A move to it, or from it, is refused or fails, and changes no byte. Its process has as many threads and
@@ -86,22 +86,22 @@ class Leaking(Suite):
 
         Let `close` end inbound connections, and the threads that serve them, as it ends your own.
         """
-        here, apart = lab.end(0, ((100_000,),), side=MOVER[main_op]).open(), lab.processes > 1
+        here, apart = lab.end(0, ((100_000,),), side=Side.SOURCE).open(), lab.processes > 1
         worker = lab.borrow() if apart else lab.workers[0]
         for number in range(2):  # what a library keeps for as long as its process, it has after the first time
             before = self._held(worker)
             if apart:
-                there = lab.elsewhere(worker, f"closed-{number}", ((100_000,),), side=PEER[main_op]).open()
+                there = lab.elsewhere(worker, f"closed-{number}", ((100_000,),), side=Side.TARGET).open()
             else:
-                there = lab.end(1, ((100_000,),), side=PEER[main_op]).open()
-            pair = (Pair(here, there) if main_op is Op.WRITE else Pair(there, here)).connect()
-            pair.works_small(main_op)
+                there = lab.end(1, ((100_000,),), side=Side.TARGET).open()
+            pair = Pair(here, there).connect()
+            pair.works_small()
             blocks = pair.blocks([(0, 3, 0, 5, 50_000)])
             pair.fill(number)
-            pair.grant(main_op, blocks, 2)
+            pair.grant(blocks, 2)
             there.call(_inside.close)
             after = self._after(worker, before, 1)
-            not_moved(pair, main_op, blocks, 2, what="a move to a backend that was closed")
+            not_moved(pair, blocks, 2, what="a move to a backend that was closed")
             pair.untouched("bytes were written after a backend was closed")
         if apart:
             self._as_before(before, after, "after a backend was closed whose peer stays connected")
@@ -118,7 +118,7 @@ class Leaking(Suite):
         end.worker(_inside.reopen, *arguments, 1)
         self._no_more([end.worker], self.reopens, lambda: end.worker(_inside.reopen, *arguments, self.reopens))
 
-    def test_moving_often_leaves_no_memory_behind(self, lab: Lab, main_op: Op) -> None:
+    def test_moving_often_leaves_no_memory_behind(self, lab: Lab) -> None:
         """Both processes have as much memory as before, after hundreds of batches of 1 MiB over one connection.
 
         That is their resident memory. Threads and descriptors are counted, too. Less than 24 MiB more is allowed.
@@ -126,11 +126,11 @@ class Leaking(Suite):
         Free what you allocate for a batch, such as its bytes, handles and mappings, when its transfer has ended.
         """
         pair = lab.pair(((2 * MIB,),))
-        self._repeat(pair, main_op, MIB, 1, self.moves // 4)
+        self._repeat(pair, MIB, 1, self.moves // 4)
         workers = [pair.source.worker, pair.target.worker]
-        self._no_more(workers, self.moves, lambda: self._repeat(pair, main_op, MIB, self.moves, self.moves))
+        self._no_more(workers, self.moves, lambda: self._repeat(pair, MIB, self.moves, self.moves))
 
-    def test_moving_often_leaves_no_objects_behind(self, lab: Lab, main_op: Op) -> None:
+    def test_moving_often_leaves_no_objects_behind(self, lab: Lab) -> None:
         """Nothing is kept in Python of transfers that have ended, each of its own room, over one connection.
 
         The side that submits keeps at most a few of their `Transfer`, `Batch` and `Blocks`. Each process keeps less
@@ -145,16 +145,16 @@ class Leaking(Suite):
         for worker in set(sides.values()):
             worker(_kept.trace)
         try:
-            self._repeat(pair, main_op, 100, 1, self.moves // 2)
+            self._repeat(pair, 100, 1, self.moves // 2)
             before = {side: self._kept(worker) for side, worker in sides.items()}
-            self._repeat(pair, main_op, 100, self.moves, self.moves)
+            self._repeat(pair, 100, self.moves, self.moves)
             time.sleep(LINGERS)
-            self._repeat(pair, main_op, 100, 2 * self.moves, 5)
+            self._repeat(pair, 100, 2 * self.moves, 5)
             after = {side: self._kept(worker) for side, worker in sides.items()}
         finally:
             for worker in set(sides.values()):
                 worker(_kept.trace_no_more)
-        mover = "the source" if pair.mover(main_op) is pair.source else "the target"
+        mover = "the source" if pair.source is pair.source else "the target"
         for name, count in after[mover].alive.items():
             more = count - before[mover].alive.get(name, 0)
             if more > A_FEW:
@@ -182,22 +182,22 @@ class Leaking(Suite):
             pair.connect()
             pair.works()
 
-    def _again(self, pair: Pair, op: Op, times: int) -> None:
+    def _again(self, pair: Pair, times: int) -> None:
         """Connect both sides again and again without a disconnect, and move a little each time."""
         for _ in range(times):
             pair.connect()
-            pair.works_small(op)
+            pair.works_small()
 
-    def _repeat(self, pair: Pair, op: Op, nbytes: int, first: int, times: int) -> None:
+    def _repeat(self, pair: Pair, nbytes: int, first: int, times: int) -> None:
         """Move one block many times, each time for another room and with other bytes, and look at them."""
         blocks = pair.blocks([(0, 3, 0, 5, nbytes)])
         source, target = pair.source.arrays[0], pair.target.arrays[0]
         for number, room in enumerate(range(first, first + times)):
             sent = NOISE[:nbytes] + np.uint8(room % 256)  # each byte is another one than before
             source[3 : 3 + nbytes] = sent
-            pair.grant(op, blocks, room)
-            all_moved(pair.move(op, blocks, room))
-            if pair.needs_grants(op):
+            pair.grant(blocks, room)
+            all_moved(pair.move(blocks, room))
+            if pair.needs_grants():
                 pair.take_back(room)
             same(target[5 : 5 + nbytes], sent, f"the target of batch {number + 1} in a row")
 

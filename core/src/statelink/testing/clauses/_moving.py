@@ -15,7 +15,7 @@ from .._saying import all_moved, same
 from .._worker import Finding
 
 if TYPE_CHECKING:
-    from statelink.backend import Op, Outcome
+    from statelink.backend import Outcome
 
 __all__ = ["Moving"]
 
@@ -39,17 +39,17 @@ class Moving(Suite):
     """Bytes arrive, and nothing else changes."""
 
     @pytest.mark.parametrize("shape", SHAPES)
-    def test_blocks_arrive_whatever_their_size(self, pair: Pair, op: Op, shape: str) -> None:
+    def test_blocks_arrive_whatever_their_size(self, pair: Pair, shape: str) -> None:
         """Blocks at unaligned addresses in any order arrive byte by byte, and no other byte changes.
 
         Move each block from `source` to `target`, `nbytes` of it, before its transfer succeeds. Nothing is aligned,
         sorted or merged for you.
         """
         pair.fill(len(shape))
-        pair.carry(op, scattered(pair, *SHAPES[shape]))
+        pair.carry(scattered(pair, *SHAPES[shape]))
 
     @pytest.mark.parametrize("size", [512, 4096, 65536])
-    def test_whole_pages_arrive_and_nothing_beyond(self, pair: Pair, op: Op, size: int) -> None:
+    def test_whole_pages_arrive_and_nothing_beyond(self, pair: Pair, size: int) -> None:
         """Aligned blocks of whole pages arrive, and no byte before or behind any of them changes.
 
         Move exactly `nbytes` of each block. Do not round up to pages, or to the next batch of a buffer.
@@ -57,17 +57,17 @@ class Moving(Suite):
         first = -pair.source.regions[0].address % 4096, -pair.target.regions[0].address % 4096
         rows = [(0, first[0] + n * size, 0, first[1] + (2 * n + 1) * size, size) for n in range(32)]
         pair.fill(size)
-        pair.carry(op, pair.blocks(rows))
+        pair.carry(pair.blocks(rows))
 
-    def test_a_hundred_thousand_blocks_arrive(self, pair: Pair, main_op: Op) -> None:
+    def test_a_hundred_thousand_blocks_arrive(self, pair: Pair) -> None:
         """A hundred thousand blocks arrive.
 
         Declare `max_blocks` as what the library takes at once; the core cuts.
         """
         pair.fill(9)
-        pair.carry(main_op, scattered(pair, 100_000, 61, 0))
+        pair.carry(scattered(pair, 100_000, 61, 0))
 
-    def test_a_quarter_of_a_gibibyte_arrives(self, lab: Lab, main_op: Op) -> None:
+    def test_a_quarter_of_a_gibibyte_arrives(self, lab: Lab) -> None:
         """One block of 256 MiB arrives, cut as `max_bytes` says.
 
         Declare `max_bytes` as what the library takes at once; the core cuts blocks down to a MiB, and no further.
@@ -79,20 +79,20 @@ class Moving(Suite):
             pair.source.arrays[0][at : at + 8 * MIB] = numbers.view(np.uint8)
             pair.target.arrays[0][at : at + 8 * MIB] = (~numbers).view(np.uint8)
         blocks = pair.blocks([(0, 0, 0, 0, size)])
-        pair.grant(main_op, blocks)
-        all_moved(pair.move(main_op, blocks))
+        pair.grant(blocks)
+        all_moved(pair.move(blocks))
         same(pair.target.arrays[0], pair.source.arrays[0], "the target")
 
-    def test_every_alignment_arrives(self, pair: Pair, op: Op) -> None:
+    def test_every_alignment_arrives(self, pair: Pair) -> None:
         """Source and target need not be aligned, nor aligned alike.
 
         Do not round addresses or lengths.
         """
         rows = [(3, 128 * n + a, 3, 128 * n + 3 * b, 64) for n, (a, b) in enumerate(np.ndindex(16, 16))]
         pair.fill(3)
-        pair.carry(op, pair.blocks(rows))
+        pair.carry(pair.blocks(rows))
 
-    def test_a_batch_at_its_limit_is_taken_whole(self, pair: Pair, op: Op) -> None:
+    def test_a_batch_at_its_limit_is_taken_whole(self, pair: Pair) -> None:
         """As many blocks as it declares go into one batch.
 
         Declare a `max_blocks` that the library takes.
@@ -101,14 +101,14 @@ class Moving(Suite):
         count = min(declared.max_blocks, max(1, declared.max_bytes // 64), 50_000)
         blocks = scattered(pair, count, 64, 0)
         pair.fill(4)
-        pair.grant(op, blocks)
+        pair.grant(blocks)
         expected = pair.expected(blocks)
-        order = pair.order(op, blocks)
-        outcome: Outcome = pair.mover(op).worker(_inside.submit_whole, order, pair.subject.patience)
+        order = pair.order(blocks)
+        outcome: Outcome = pair.source.worker(_inside.submit_whole, order, pair.subject.patience)
         all_moved([outcome])
         pair.verify(expected, blocks)
 
-    def test_rooms_follow_each_other(self, pair: Pair, op: Op) -> None:
+    def test_rooms_follow_each_other(self, pair: Pair) -> None:
         """Rooms and generations of any number share one connection, and none disturbs another.
 
         Keep nothing of a room beyond its transfers, and treat both numbers as 64 bits wide.
@@ -116,27 +116,27 @@ class Moving(Suite):
         pair.fill(5)
         top = (1 << 64) - 1
         for number, (room, generation) in enumerate(((1, 1), (top, 1), (1, top), (7, 7), (1, 2))):
-            pair.carry(op, pair.blocks([(3, 10, 3, 1 + 1000 * number, 999)]), room, generation)
+            pair.carry(pair.blocks([(3, 10, 3, 1 + 1000 * number, 999)]), room, generation)
 
-    def test_the_same_bytes_move_to_several_places(self, pair: Pair, op: Op) -> None:
+    def test_the_same_bytes_move_to_several_places(self, pair: Pair) -> None:
         """Sources may overlap.
 
         Do not expect that sources are disjoint; targets are.
         """
         pair.fill(6)
-        pair.carry(op, pair.blocks([(1, n % 5, 0, 70_000 * n, 66_001) for n in range(50)]))
+        pair.carry(pair.blocks([(1, n % 5, 0, 70_000 * n, 66_001) for n in range(50)]))
 
-    def test_zeros_arrive(self, pair: Pair, op: Op) -> None:
+    def test_zeros_arrive(self, pair: Pair) -> None:
         """Blocks of zeros overwrite what their targets hold, as any other bytes do.
 
         Write every block, whatever its bytes are: the target's memory is not empty before.
         """
         pair.fill(7)
         pair.source.memory[:] = 0
-        pair.carry(op, pair.blocks([(0, 5, 0, 3, MIB), (3, 1, 3, 2, 97), (1, 0, 1, 4096, 8192)]))
+        pair.carry(pair.blocks([(0, 5, 0, 3, MIB), (3, 1, 3, 2, 97), (1, 0, 1, 4096, 8192)]))
 
     @pytest.mark.parametrize("size", [1, 4096, 300_000])
-    def test_bytes_are_visible_before_a_move_is_done(self, subject: Subject, pair: Pair, op: Op, size: int) -> None:
+    def test_bytes_are_visible_before_a_move_is_done(self, subject: Subject, pair: Pair, size: int) -> None:
         """When a transfer succeeds, a reader sees all of its bytes, and its source may be overwritten.
 
         Let a transfer succeed when the other side has its bytes, not when they are sent or queued.
@@ -145,19 +145,19 @@ class Moving(Suite):
         rows = [(0, 11 + n * size, 0, 13 + n * (size + 5), size) for n in range(count)]
         blocks = pair.blocks(rows)
         pair.fill()
-        pair.grant(op, blocks)
+        pair.grant(blocks)
         start = pair.source.starts[0] + 11
         source = (pair.source.worker.arena.path, start, start + count * size)
         ends = blocks.target + blocks.nbytes - np.uint64(1 + pair.target.worker.address)
         target = (pair.target.worker.arena.path, ends)
-        order, rounds = pair.order(op, blocks), 60 if size < 100_000 else 20
-        wrong, came = pair.mover(op).worker(_inside.early, order, rounds, source, target, subject.patience)
+        order, rounds = pair.order(blocks), 60 if size < 100_000 else 20
+        wrong, came = pair.source.worker(_inside.early, order, rounds, source, target, subject.patience)
         if not came:
             found = f"the last byte of a block is wrong, also {_inside.MOMENTS:g} s after its move was done"
             raise Finding(found, PLACE)
         assert not wrong, f"{wrong} of {rounds} moves were reported done before their bytes were there"
 
-    def test_a_transfer_ends_without_a_poll(self, subject: Subject, pair: Pair, op: Op) -> None:
+    def test_a_transfer_ends_without_a_poll(self, subject: Subject, pair: Pair) -> None:
         """If it declares `ends_unpolled`, the outcome of a transfer is set although nothing polls it.
 
         Set outcomes from a thread of yours or of the library, or leave `ends_unpolled` False.
@@ -167,12 +167,12 @@ class Moving(Suite):
             pair.fill(number)
             blocks = pair.blocks([(0, 0, 0, 0, size)])
             expected = pair.expected(blocks)
-            pair.grant(op, blocks)
-            wrong = pair.mover(op).worker(_inside.unpolled, pair.order(op, blocks), subject.patience)
+            pair.grant(blocks)
+            wrong = pair.source.worker(_inside.unpolled, pair.order(blocks), subject.patience)
             assert not wrong, f"a batch of {size} bytes was submitted, and {wrong}"
             pair.verify(expected)
 
-    def test_a_batch_of_several_rooms(self, subject: Subject, pair: Pair, op: Op) -> None:
+    def test_a_batch_of_several_rooms(self, subject: Subject, pair: Pair) -> None:
         """If it declares `joins_rooms`, a batch that names no room is moved as any other.
 
         Do not look at the room of a batch, or leave `joins_rooms` False.
@@ -182,10 +182,10 @@ class Moving(Suite):
             pair.fill(number)
             blocks = scattered(pair, 16, 4097, 0)
             expected = pair.expected(blocks)
-            all_moved(pair.move(op, blocks, room, room))
+            all_moved(pair.move(blocks, room, room))
             pair.verify(expected, blocks)
 
-    def test_a_target_is_not_touched_after_its_move_is_done(self, pair: Pair, op: Op) -> None:
+    def test_a_target_is_not_touched_after_its_move_is_done(self, pair: Pair) -> None:
         """After a transfer has ended, its target keeps what its owner writes there.
 
         Let a transfer succeed when nothing of it is in flight, repetitions included.
@@ -193,14 +193,14 @@ class Moving(Suite):
         blocks = scattered(pair, 64, 65537, 0)
         for number in range(5):
             pair.fill(number)
-            pair.grant(op, blocks)
-            all_moved(pair.move(op, blocks))
+            pair.grant(blocks)
+            all_moved(pair.move(blocks))
             pair.target.memory[:] = 0
-            pair.mover(op).worker(_inside.rest, 0.01)
+            pair.source.worker(_inside.rest, 0.01)
             assert not pair.target.memory.any(), "bytes landed after the move was reported done"
 
     @pytest.mark.soak
-    def test_many_moves_in_a_row(self, lab: Lab, op: Op) -> None:
+    def test_many_moves_in_a_row(self, lab: Lab) -> None:
         """A thousand batches of every size, one after the other.
 
         See the shorter ones.
@@ -209,4 +209,4 @@ class Moving(Suite):
         for number in range(1000):
             count = int(2 ** rng.uniform(0, 14))
             pair.fill(number)
-            pair.carry(op, scattered(pair, count, int(rng.integers(1, 8 * MIB // count)), 0, seed=number), number + 1)
+            pair.carry(scattered(pair, count, int(rng.integers(1, 8 * MIB // count)), 0, seed=number), number + 1)

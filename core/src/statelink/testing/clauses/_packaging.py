@@ -52,7 +52,6 @@ class Packaging(Suite):
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Give the clause on options each set of them."""
-        super().pytest_generate_tests(metafunc)
         if "wrong" in metafunc.fixturenames:
             metafunc.parametrize("wrong", self.refused_options, ids=lambda wrong: msgspec.json.encode(wrong).decode())
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from statelink.backend import Blocks, Fence, Op, Outcome, Side
+from statelink.backend import Blocks, Fence, Outcome, Side
 from statelink.errors import BackendError, TransferError
 
 from .. import _inside
@@ -35,10 +35,10 @@ OUTSIDE: dict[str, Callable[[int, int], tuple[int, int, int]]] = {
 """Bad blocks: region, offset and length, from the start and the size of the last region."""
 
 
-def not_moved(pair: Pair, op: Op, blocks: Blocks, room: int = 1, generation: int = 1, what: str = "it") -> str:
+def not_moved(pair: Pair, blocks: Blocks, room: int = 1, generation: int = 1, what: str = "it") -> str:
     """Check that a move is refused or fails. Returns the reason. ``what`` names the move."""
     try:
-        outcomes: list[Outcome] = pair.move(op, blocks, room, generation)
+        outcomes: list[Outcome] = pair.move(blocks, room, generation)
     except BackendError as error:
         return str(error)
     failed = [outcome for outcome in outcomes if not outcome.ok]
@@ -52,7 +52,7 @@ class Refusing(Suite):
 
     @pytest.mark.parametrize("case", OUTSIDE)
     @pytest.mark.parametrize("side", list(Side), ids=lambda side: side.value)
-    def test_a_block_outside_registered_memory_is_refused(self, pair: Pair, op: Op, side: Side, case: str) -> None:
+    def test_a_block_outside_registered_memory_is_refused(self, pair: Pair, side: Side, case: str) -> None:
         """A block that is not inside the region it names, at either side, is refused with all of its batch.
 
         Check both ends before the first byte moves: `statelink.backend.Ends.of` does it against two `RegionTable`s.
@@ -68,55 +68,40 @@ class Refusing(Suite):
         addresses[0] = (int(tables[side is Side.TARGET][region].address) + offset) % TOP
         regions[0], bad.nbytes[0] = region, nbytes
         pair.fill(1)
-        pair.grant(op, good)
+        pair.grant(good)
         before = pair.source.memory.copy()
-        not_moved(pair, op, Blocks.concatenate([good[1:], bad]))
+        not_moved(pair, Blocks.concatenate([good[1:], bad]))
         pair.untouched()
         same(pair.source.memory, before, "the source")
-        pair.works(op)
+        pair.works()
 
-    def test_an_unknown_peer_is_refused(self, pair: Pair, op: Op) -> None:
+    def test_an_unknown_peer_is_refused(self, pair: Pair) -> None:
         """A move to a peer that was never connected is refused.
 
         Let `submit` raise a `TransferError` where the peer is not connected.
         """
-        order = pair.order(op, pair.blocks([GOOD]))._replace(peer="nobody")
+        order = pair.order(pair.blocks([GOOD]))._replace(peer="nobody")
         pair.fill()
         with refused("a move to a peer that was never connected", TransferError):
-            pair.mover(op).worker(_inside.move, order, pair.subject.patience)
+            pair.source.worker(_inside.move, order, pair.subject.patience)
         pair.untouched()
-        pair.works(op)
-
-    def test_an_operation_that_is_not_declared_is_refused(self, subject: Subject, pair: Pair) -> None:
-        """An operation that is not declared is refused.
-
-        Let `submit` raise an `UnsupportedError` for what `capabilities.ops` lacks.
-        """
-        missing = [op for op in Op if op not in subject.capabilities.ops]
-        needs(bool(missing), "it declares every operation")
-        for op in missing:
-            pair.fill()
-            before = pair.source.memory.copy()
-            not_moved(pair, op, pair.blocks([GOOD]))
-            pair.untouched()
-            same(pair.source.memory, before, "the source")
         pair.works()
 
-    def test_a_closed_backend_refuses(self, lab: Lab, op: Op) -> None:
+    def test_a_closed_backend_refuses(self, lab: Lab) -> None:
         """What is asked of a backend that was closed is refused; a disconnect and a poll are ignored.
 
         Let `submit` and `connect` raise a `TransferError` after `close`, and let `disconnect` and `poll` return.
         """
         pair = lab.pair(((100_000,),))
-        pair.works_small(op)
-        pair.mover(op).call(_inside.close)
+        pair.works_small()
+        pair.source.call(_inside.close)
         pair.fill()
         with refused("a move of a backend that was closed", TransferError):
-            pair.move(op, pair.blocks([(0, 0, 0, 0, 100)]))
+            pair.move(pair.blocks([(0, 0, 0, 0, 100)]))
         with refused("a connect of a backend that was closed", TransferError):
-            pair.mover(op).connect(pair.peer(op))
-        pair.mover(op).disconnect(pair.peer(op))
-        pair.mover(op).call(_inside.poll_nothing)
+            pair.source.connect(pair.target)
+        pair.source.disconnect(pair.target)
+        pair.source.call(_inside.poll_nothing)
         pair.untouched()
 
     def test_a_backend_can_be_closed_twice(self, lab: Lab) -> None:
@@ -141,22 +126,22 @@ class Refusing(Suite):
 
         Look grants up by peer, room and generation, on the side that owns the memory.
         """
-        needs(subject.fence(Op.WRITE, Side.TARGET) is Fence.OWNER, "no owner's fence is declared")
+        needs(subject.capabilities.target is Fence.OWNER, "no owner's fence is declared")
         blocks = pair.blocks([GOOD])
         pair.fill()
         grants = {"another room": (11, 1), "another generation": (12, 2)}
         if case in grants:
-            pair.grant(Op.WRITE, blocks, *grants[case])
+            pair.grant(blocks, *grants[case])
         if case == "another peer":
             order = np.argsort(blocks.target)
             pair.target.call(_inside.grant, "somebody else", 12, 1, blocks.target[order], blocks.nbytes[order])
         if case == "what was revoked":
-            pair.grant(Op.WRITE, blocks, 12, 1)
+            pair.grant(blocks, 12, 1)
             pair.take_back(12, 1)
             pair.take_back(12, 1)
-        not_moved(pair, Op.WRITE, blocks, room=12)
+        not_moved(pair, blocks, room=12)
         pair.untouched()
-        pair.works(Op.WRITE)
+        pair.works()
 
     @pytest.mark.parametrize("offset", [-1, 1, 100, 50_000])
     def test_memory_that_was_not_granted_is_refused(self, subject: Subject, pair: Pair, offset: int) -> None:
@@ -164,20 +149,20 @@ class Refusing(Suite):
 
         Check the whole batch against what is granted before the first byte lands.
         """
-        needs(subject.fence(Op.WRITE, Side.TARGET) is Fence.OWNER, "no owner's fence is declared")
+        needs(subject.capabilities.target is Fence.OWNER, "no owner's fence is declared")
         granted = pair.blocks([(3, 0, 3, 1000, 100), (3, 0, 3, 5000, 3000)])
         pair.fill()
-        pair.grant(Op.WRITE, granted, 21)
-        not_moved(pair, Op.WRITE, pair.blocks([(3, 0, 3, 5000, 1000), (3, 0, 3, 1000 + offset, 100)]), 21)
+        pair.grant(granted, 21)
+        not_moved(pair, pair.blocks([(3, 0, 3, 5000, 1000), (3, 0, 3, 1000 + offset, 100)]), 21)
         pair.untouched()
-        pair.carry(Op.WRITE, granted, 21)
+        pair.carry(granted, 21)
 
     def test_memory_that_is_not_registered_cannot_be_granted(self, subject: Subject, pair: Pair) -> None:
         """A grant of ranges that are not inside registered memory is refused.
 
         Let `grant` raise a `TransferError` for ranges outside the region table.
         """
-        needs(subject.fence(Op.WRITE, Side.TARGET) is Fence.OWNER, "no owner's fence is declared")
+        needs(subject.capabilities.target is Fence.OWNER, "no owner's fence is declared")
         last = pair.target.regions[3]
         for start, nbytes in ((last.address - 1, 2), (last.address, last.nbytes + 1), (1 << 50, 1)):
             ranges = np.array([start], np.uint64), np.array([nbytes], np.uint64)
@@ -190,7 +175,7 @@ class Refusing(Suite):
 
         Look for a range in all registered memory together: `statelink.backend.Ranges` joins adjacent regions.
         """
-        needs(subject.fence(Op.WRITE, Side.TARGET) is Fence.OWNER, "no owner's fence is declared")
+        needs(subject.capabilities.target is Fence.OWNER, "no owner's fence is declared")
         first = pair.target.regions[0]
         blocks = pair.blocks([(3, 0, 0, first.nbytes - 50, 50), (3, 100, 1, 0, 70)])
         pair.fill()
@@ -200,7 +185,7 @@ class Refusing(Suite):
         except BackendError as error:
             raise Finding(f"a grant over the border of two adjacent regions was refused: {error}") from error
         expected = pair.expected(blocks)
-        all_moved(pair.move(Op.WRITE, blocks, 51))
+        all_moved(pair.move(blocks, 51))
         pair.take_back(51)
         pair.verify(expected, blocks)
 
@@ -209,17 +194,17 @@ class Refusing(Suite):
 
         Add the ranges of a `grant` to those that there are, and let one `revoke` forget them all.
         """
-        needs(subject.fence(Op.WRITE, Side.TARGET) is Fence.OWNER, "no owner's fence is declared")
+        needs(subject.capabilities.target is Fence.OWNER, "no owner's fence is declared")
         parts = [pair.blocks([(3, 0, 3, at, 100)]) for at in (0, 500, 1000)]
         pair.fill()
         for part in parts:
-            pair.grant(Op.WRITE, part, 41)
+            pair.grant(part, 41)
         expected = pair.expected(Blocks.concatenate(parts))
-        failed = [outcome.reason for outcome in pair.move(Op.WRITE, Blocks.concatenate(parts), 41) if not outcome.ok]
+        failed = [outcome.reason for outcome in pair.move(Blocks.concatenate(parts), 41) if not outcome.ok]
         assert not failed, f"what several calls had granted was refused: {failed[0]}"
         pair.verify(expected)
         pair.take_back(41)
         pair.fill()
         for part in parts:
-            not_moved(pair, Op.WRITE, part, 41)
+            not_moved(pair, part, 41)
         pair.untouched()

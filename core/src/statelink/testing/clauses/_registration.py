@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from statelink.backend import Op, Region
+from statelink.backend import Region
 from statelink.errors import StatelinkError, TransferError
 
 from .. import _inside
@@ -31,7 +31,7 @@ class Registration(Suite):
         empty.connect(other)
         other.connect(empty)
 
-    def test_many_regions_can_be_registered(self, lab: Lab, op: Op) -> None:
+    def test_many_regions_can_be_registered(self, lab: Lab) -> None:
         """Hundreds of small regions at odd addresses are registered, and one batch reaches all of them.
 
         Register all in one call where the library can, and find a block's region by its number.
@@ -39,9 +39,9 @@ class Registration(Suite):
         pair = lab.pair(MANY)
         count = len(pair.source.regions)
         pair.fill(5)
-        pair.carry(op, pair.blocks([(n, n % 3, count - 1 - n, n % 2, 990) for n in range(count)]))
+        pair.carry(pair.blocks([(n, n % 3, count - 1 - n, n % 2, 990) for n in range(count)]))
 
-    def test_regions_side_by_side_are_apart(self, pair: Pair, op: Op) -> None:
+    def test_regions_side_by_side_are_apart(self, pair: Pair) -> None:
         """The last bytes of a region and the first of its neighbour move, each as part of its own region.
 
         Do not merge regions, nor round their borders to pages.
@@ -54,7 +54,7 @@ class Registration(Suite):
             (3, 1, 3, 2, sizes[3] - 3),
         ]
         pair.fill(6)
-        pair.carry(op, pair.blocks(rows))
+        pair.carry(pair.blocks(rows))
 
     @pytest.mark.parametrize("case", ["overlapping", "the same twice"])
     def test_regions_that_overlap_are_refused_or_work(self, lab: Lab, case: str) -> None:
@@ -92,8 +92,7 @@ class Registration(Suite):
             Region(1 << 20, 0)
         pair = lab.pair(((1, 1), (1,)))
         pair.fill(1)
-        for op in subject.capabilities.ops:
-            pair.carry(op, pair.blocks([(0, 0, 1, 0, 1), (2, 0, 2, 0, 1)]))
+        pair.carry(pair.blocks([(0, 0, 1, 0, 1), (2, 0, 2, 0, 1)]))
 
     def test_memory_of_an_undeclared_kind_is_refused(self, lab: Lab) -> None:
         """Memory of a kind that it does not declare is refused by name, and the memory that it knows still works.
@@ -115,5 +114,4 @@ class Registration(Suite):
         source.descriptor = source.call(_inside.descriptor)
         pair.connect()
         pair.fill(3)
-        for op in pair.subject.capabilities.ops:
-            pair.carry(op, pair.blocks([(0, 7, 0, 9, 5000), (len(table) - 1, 1, 1, 3, 77)]))
+        pair.carry(pair.blocks([(0, 7, 0, 9, 5000), (len(table) - 1, 1, 1, 3, 77)]))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from statelink import Status
-from statelink.backend import Fence, Op, Side
+from statelink.backend import Fence
 
 from .. import _inside, _rooms
 from .._lab import Lab, Suite, needs
@@ -34,7 +34,6 @@ class Rooms(Suite):
     @pytest.fixture
     def links(self, subject: Subject, lab: Lab) -> Links:
         """A prefill and a decode. Other clauses use them after this one."""
-        needs(Op.WRITE in subject.capabilities.ops, "it does not offer WRITE, and links push")
         return lab.links_for_all()
 
     def test_a_request_arrives(self, links: Links) -> None:
@@ -108,7 +107,6 @@ class Rooms(Suite):
 
         Keep what a peer writes apart from what this side writes to it; or declare `both_roles` as false.
         """
-        needs(Op.WRITE in subject.capabilities.ops, "it does not offer WRITE, and links push")
         needs(subject.capabilities.both_roles, "it declares that one of its objects either sends or receives")
         rooms = range(501, 505)
         lab.ready()
@@ -166,7 +164,7 @@ class Rooms(Suite):
             if after.reason is not None and seen.reason is not None:
                 codes = seen.reason.code, after.reason.code
                 # Prefill may learn that decode's fence refused a transfer before it learns why.
-                fenced = subject.fence(Op.WRITE, Side.TARGET) is Fence.OWNER
+                fenced = subject.capabilities.target is Fence.OWNER
                 moves = phase in ("halfway", "moving")
                 refused = fenced and side == "decode" and moves and codes[1] == "backend.transfer"
                 same = codes[0] == codes[1] or refused

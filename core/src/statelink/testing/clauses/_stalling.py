@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from statelink.backend import Op, Side, SubmitMode
+from statelink.backend import Side, SubmitMode
 
 from .. import _beside
-from .._bench import MOVER, PEER, End, Pair
+from .._bench import Pair
 from .._lab import Lab, Suite, needs
 from .._memory import MIB
 from .._saying import all_moved, same
@@ -17,8 +17,6 @@ from .._worker import Finding
 from ._fencing import STILL, closes, stopped
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from statelink.backend import Blocks
 
     from .._bench import Subject
@@ -32,7 +30,7 @@ SIZE = 48 * MIB
 class Stalling(Suite):
     """A peer that is stopped holds no call, and nobody else, if that is what the backend declares."""
 
-    def test_submit_does_not_wait_for_its_peer(self, subject: Subject, lab: Lab, op: Op) -> None:
+    def test_submit_does_not_wait_for_its_peer(self, subject: Subject, lab: Lab) -> None:
         """If it declares `SubmitMode.ASYNC`, `submit` and `poll` return while the peer is stopped.
 
         This is also so if it declares `stalled_peers=None`. The batches are larger than the buffers of sockets.
@@ -43,31 +41,31 @@ class Stalling(Suite):
         declared = subject.capabilities
         waits = declared.submit_mode is SubmitMode.BLOCKING and declared.stalled_peers is not None
         needs(not waits, "it declares that `submit` may wait for its peer")
-        pair, blocks = self._pair(lab, op)
-        mover = pair.mover(op).worker
-        with stopped(pair.peer(op).worker):
-            mover.start(_beside.submitted, pair.order(op, blocks))
+        pair, blocks = self._pair(lab)
+        mover = pair.source.worker
+        with stopped(pair.target.worker):
+            mover.start(_beside.submitted, pair.order(blocks))
             in_time = mover.returns(STILL)
         mover.result()
         said = "`SubmitMode.ASYNC`" if declared.submit_mode is SubmitMode.ASYNC else "`stalled_peers=None`"
         if not in_time:
             raise Finding(f"`submit` or `poll` did not return within {STILL:g} s of a stopped peer, despite {said}")
 
-    def test_a_stopped_peer_holds_nobody_else(self, subject: Subject, lab: Lab, op: Op) -> None:
+    def test_a_stopped_peer_holds_nobody_else(self, subject: Subject, lab: Lab) -> None:
         """While a call waits for a stopped peer, another peer is served, if `stalled_peers` says so.
 
         Hold no lock, and no thread that other peers need, while you wait for one of them; or declare `stalled_peers=0`.
         """
         needs(subject.capabilities.most_stalled != 0, "it declares that a stopped peer may hold the others")
-        pair, blocks = self._pair(lab, op)
-        here = pair.mover(op)
-        other = self._flow(op, here, lab.end(1, ((100_000,),), side=PEER[op]).open()).connect()
-        other.works_small(op)
-        at = 7 if op is Op.WRITE else SIZE - MIB  # where nothing of the other move lands
+        pair, blocks = self._pair(lab)
+        here = pair.source
+        other = Pair(here, lab.end(1, ((100_000,),), side=Side.TARGET).open()).connect()
+        other.works_small()
+        at = 7
         small = other.blocks([(0, 5, 0, at, 4097)])
-        other.grant(op, small, 2)
-        with stopped(pair.peer(op).worker):
-            arguments = pair.order(op, blocks), other.order(op, small, 2), subject.patience
+        other.grant(small, 2)
+        with stopped(pair.target.worker):
+            arguments = pair.order(blocks), other.order(small, 2), subject.patience
             here.worker.start(_beside.others, *arguments)
             in_time = here.worker.returns(STILL + _beside.BRIEFLY)
         outcomes = here.worker.result()
@@ -77,7 +75,7 @@ class Stalling(Suite):
         same(other.target.arrays[0][at : at + 4097], other.source.arrays[0][5 : 5 + 4097], "the second target")
 
     @pytest.mark.parametrize("closed", ["mover", "peer"])
-    def test_close_does_not_wait_for_a_stopped_peer(self, subject: Subject, lab: Lab, main_op: Op, closed: str) -> None:
+    def test_close_does_not_wait_for_a_stopped_peer(self, subject: Subject, lab: Lab, closed: str) -> None:
         """`close` returns while the other side is stopped in the middle of a transfer, on either side.
 
         Close connections and stop threads without the other side's help, and bound every wait for it.
@@ -85,29 +83,26 @@ class Stalling(Suite):
         declared = subject.capabilities
         held = not declared.thread_safe and declared.submit_mode is SubmitMode.BLOCKING and closed == "mover"
         needs(not held, "its calls are serialised, and `submit` may wait for its peer")
-        pair, blocks = self._pair(lab, main_op, PEER if closed == "mover" else MOVER)
-        mover, peer = pair.mover(main_op), pair.peer(main_op)
+        pair, blocks = self._pair(lab, Side.TARGET if closed == "mover" else Side.SOURCE)
+        mover, peer = pair.source, pair.target
         here, there = (mover, peer) if closed == "mover" else (peer, mover)
         if closed == "peer":
-            there.worker(_beside.begun, pair.order(main_op, blocks))
+            there.worker(_beside.begun, pair.order(blocks))
         with stopped(there.worker):
             if closed == "mover":
-                here.worker(_beside.begun, pair.order(main_op, blocks))
+                here.worker(_beside.begun, pair.order(blocks))
             closes(here, f"the {closed}")
 
-    def _pair(self, lab: Lab, op: Op, still: Mapping[Op, Side] = PEER) -> tuple[Pair, Blocks]:
+    def _pair(self, lab: Lab, still: Side = Side.TARGET) -> tuple[Pair, Blocks]:
         """A pair that works, of which the one end that ``still`` names may be stopped, and granted blocks."""
         ends = [
             lab.elsewhere(lab.borrow(), "still", ((SIZE,),), side=side).open()
-            if side is still[op]
+            if side is still
             else lab.end(0, ((SIZE,),), side=side).open()
             for side in (Side.SOURCE, Side.TARGET)
         ]
         pair = Pair(*ends).connect()
-        pair.works_small(op)
+        pair.works_small()
         blocks = pair.blocks([(0, at, 0, at, MIB) for at in range(0, SIZE - MIB, MIB)])
-        pair.grant(op, blocks)
+        pair.grant(blocks)
         return pair, blocks
-
-    def _flow(self, op: Op, mover: End, peer: End) -> Pair:
-        return Pair(mover, peer) if op is Op.WRITE else Pair(peer, mover)

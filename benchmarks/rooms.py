@@ -52,7 +52,7 @@ class Pools:
         self.inventory = state.describe(
             name,
             [
-                state.window_pages(self.window, heads=4, window=WINDOW),
+                state.kv_pages(self.window, heads=4, window=WINDOW),
                 state.mamba_slots(conv=self.conv, ssm=self.ssm, heads=8),
                 state.aux_rows({"row": self.row}),
             ],

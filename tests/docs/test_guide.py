@@ -64,10 +64,16 @@ def test_the_inventory_of_two_ranks() -> None:
 
 
 def test_the_default_names_of_components() -> None:
-    found = re.findall(r"^\| `(\w+)\(.*?\)` \| (`(\w+)`|its type's.*?) \|", PAGE, re.MULTILINE)
+    found = re.findall(r"^\| `(\w+)\((.*?)\)` \| (`(\w+)`|its type's.*?) \|", PAGE, re.MULTILINE)
     assert len(found) == 13
-    for constructor, _, name in found:
-        assert inspect.signature(getattr(state, constructor)).parameters["name"].default == name, constructor
+    pages = np.zeros((4, 2, 1, 2), np.uint8)
+    for constructor, arguments, _, name in found:
+        if constructor == "kv_pages":
+            kinds = {"window": 4, "attention_chunk": 4}
+            given: dict[str, Any] = {key: value for key, value in kinds.items() if f"{key}=" in arguments}
+            assert state.kv_pages({0: (pages, pages)}, heads=1, **given).component.name == name
+        else:
+            assert inspect.signature(getattr(state, constructor)).parameters["name"].default == name, constructor
 
 
 def test_a_pointer() -> None:
@@ -150,7 +156,7 @@ def test_a_window_in_two_pushes() -> None:
             name,
             [
                 state.kv_pages({0: (pools[0], pools[1])}, heads=2),
-                state.window_pages({1: (pools[2], pools[3])}, heads=2, window=64),
+                state.kv_pages({1: (pools[2], pools[3])}, heads=2, window=64),
             ],
         )
         for name, pools in zip(("prefill-0", "decode-0"), arrays, strict=True)

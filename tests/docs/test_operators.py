@@ -82,7 +82,7 @@ def test_every_key_of_the_configuration_and_its_variable_are_on_the_page() -> No
     assert set(rows) == set(LinkConfig.__struct_fields__)
     assert all(len(cells) == 5 and cells[4] for cells in rows.values())
     variables = {cells[3].strip("`"): cells[2].split("`")[1] for cells in rows.values() if cells[2].startswith("`")}
-    assert len(variables) > 12
+    assert len(variables) > 11
     read = read_config(None, {"STATELINK_ROLE": "decode", "STATELINK_BACKEND": "auto", **variables})
     assert read.config == LinkConfig(role="decode", backend="auto")
     assert set(read.origins) == {name.removeprefix("STATELINK_").lower() for name in variables} | {"role", "backend"}

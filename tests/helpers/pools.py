@@ -80,9 +80,9 @@ class Kv(Component):
         layers = {n: (arrays[f"layers.{n}.k"], arrays[f"layers.{n}.v"]) for n in self.layers}
         common = {name: getattr(self, name) for name in ("heads", "tp", "order", "name", "replicated", "format")}
         if self.window:
-            return state.window_pages(layers, window=self.window, **common)
+            return state.kv_pages(layers, window=self.window, **common)
         if self.attention_chunk:
-            return state.chunked_pages(layers, attention_chunk=self.attention_chunk, **common)
+            return state.kv_pages(layers, attention_chunk=self.attention_chunk, **common)
         return state.kv_pages(layers, optional=self.optional, **common)
 
 

@@ -34,7 +34,7 @@ class Defective(Strategy):
             def open(self, context: Any, prepared: bytes) -> None:
                 strategy.raise_in("open")
 
-            def chunk(self, context: Any, move: Any) -> Any:
+            def blocks(self, context: Any, move: Any) -> Any:
                 strategy.raise_in("chunk")
                 return move.blocks()
 
@@ -146,7 +146,7 @@ def test_blocks_outside_registered_memory_move_nothing(side: str, whose: str, mo
     submitted: list[Any] = []
 
     class Astray(SendHook):
-        def chunk(self, context: Any, move: Any) -> Any:
+        def blocks(self, context: Any, move: Any) -> Any:
             for blocks in move.blocks():
                 shifted = getattr(blocks, side).copy()
                 shifted[-1] += np.uint64(1 << 30)
@@ -242,7 +242,7 @@ class Miscounting(Strategy):
         change = self.change
 
         class Send(SendHook):
-            def chunk(self, context: Any, move: Any) -> Any:
+            def blocks(self, context: Any, move: Any) -> Any:
                 return iter(change(list(move.blocks(1))))
 
         return Send()

@@ -16,8 +16,8 @@ from statelink.state import Component, Memory
 from .small import describe, pointer
 
 PAGED = state.mla_pages({0: pointer(1, 100, 16, 1)}).component
-WINDOWED = state.window_pages({0: (pointer(1, 100, 16, 1, 1), pointer(2, 100, 16, 1, 1))}, heads=1, window=40).component
-CHUNKED = state.chunked_pages(
+WINDOWED = state.kv_pages({0: (pointer(1, 100, 16, 1, 1), pointer(2, 100, 16, 1, 1))}, heads=1, window=40).component
+CHUNKED = state.kv_pages(
     {0: (pointer(1, 100, 16, 1, 1), pointer(2, 100, 16, 1, 1))}, heads=1, attention_chunk=40
 ).component
 

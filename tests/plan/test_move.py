@@ -221,9 +221,7 @@ def test_the_worked_example_of_one_token() -> None:
 def test_windows_pair_by_position_and_not_from_the_head() -> None:
     """Prefill still holds page 15; trimming both lists from their heads would put each page one off."""
     p, d = (
-        describe(
-            name, state.window_pages({0: (pointer(1, 20, 64, 1, 1), pointer(2, 20, 64, 1, 1))}, heads=1, window=128)
-        )
+        describe(name, state.kv_pages({0: (pointer(1, 20, 64, 1, 1), pointer(2, 20, 64, 1, 1))}, heads=1, window=128))
         for name in "pd"
     )
     (part,) = plan.route([p], [d])

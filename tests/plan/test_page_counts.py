@@ -19,8 +19,8 @@ def pages_of(page: int, **more: Any) -> Component:
 
 
 WHOLE = state.whole_items({"scale": pointer(3, 100, 8)}, type="block_scale", page=8).component
-WINDOW = state.window_pages({0: (pointer(1, 100, 4, 1, 1), pointer(2, 100, 4, 1, 1))}, heads=1, window=7).component
-CHUNKED = state.chunked_pages(
+WINDOW = state.kv_pages({0: (pointer(1, 100, 4, 1, 1), pointer(2, 100, 4, 1, 1))}, heads=1, window=7).component
+CHUNKED = state.kv_pages(
     {0: (pointer(1, 100, 4, 1, 1), pointer(2, 100, 4, 1, 1))}, heads=1, attention_chunk=8
 ).component
 SLOT = state.mamba_slots(conv={0: pointer(1, 10, 4, 2)}, ssm={}).component

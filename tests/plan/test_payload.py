@@ -17,7 +17,7 @@ from .small import STEP, describe, moves, pointer
 
 def window(width: int, page: int) -> Component:
     arrays = pointer(1, 2000, page, 1, 1), pointer(2, 2000, page, 1, 1)
-    return state.window_pages({0: arrays}, heads=1, window=width).component
+    return state.kv_pages({0: arrays}, heads=1, window=width).component
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_logical_pages_of_windows(tokens: int, logical: list[int]) -> None:
 
 def chunked(group: int, page: int) -> Component:
     arrays = pointer(1, 2000, page, 1, 1), pointer(2, 2000, page, 1, 1)
-    return state.chunked_pages({0: arrays}, heads=1, attention_chunk=group).component
+    return state.kv_pages({0: arrays}, heads=1, attention_chunk=group).component
 
 
 @pytest.mark.parametrize(

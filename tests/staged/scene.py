@@ -103,7 +103,7 @@ class Context:
     def expected(self) -> plan.Move:
         return self._expected
 
-    def lend(self, address: int, nbytes: int, then: Callable[[], None]) -> None:
+    def grant(self, address: int, nbytes: int, then: Callable[[], None]) -> None:
         self.lent.append((address, nbytes))
         self.told()
         then()

@@ -46,7 +46,7 @@ def test_what_both_say_that_they_wait_for() -> None:
     here, there = Scene(ASKED), Scene(ASKED)
     sender, receiver = here.sender(), there.receiver()
     assert (sender.waits(), receiver.waits()) == ("", "")
-    steps = iter(sender.chunk(here.context, here.move))
+    steps = iter(sender.blocks(here.context, here.move))
     assert next(steps) is None
     assert sender.waits() == f"{4 * ASKED} bytes of decode's staging ring of 4096"
     here.say(sender, granted(0, 0), granted(1, ASKED))
@@ -168,7 +168,7 @@ def test_prefill_says_what_never_fits_into_the_others_ring(nbytes: int) -> None:
     scene = Scene()
     hook = scene.sender(nbytes)
     with pytest.raises(RoomError, match=f"{GRANULE} bytes cannot be divided, and a parcel has {nbytes} at most"):
-        list(hook.chunk(scene.context, scene.move))
+        list(hook.blocks(scene.context, scene.move))
     scene.end(hook)
 
 
@@ -188,7 +188,7 @@ CREDITS: list[tuple[list[Any], str]] = [
 def test_prefill_believes_no_credit_that_nobody_gave(said: list[Any], text: str) -> None:
     scene = Scene()
     hook = scene.sender()
-    blocks = iter(hook.chunk(scene.context, scene.move))
+    blocks = iter(hook.blocks(scene.context, scene.move))
     assert next(blocks) is None
     assert scene.context.said == [ask(n, ASKED) for n in range(4)]
     scene.say(hook, *said[:-1])
@@ -201,7 +201,7 @@ def test_prefill_believes_no_credit_that_nobody_gave(said: list[Any], text: str)
 def test_prefill_writes_nothing_beyond_the_others_ring(offset: int) -> None:
     scene = Scene()
     hook = scene.sender()
-    blocks = iter(hook.chunk(scene.context, scene.move))
+    blocks = iter(hook.blocks(scene.context, scene.move))
     next(blocks)
     scene.say(hook, granted(0, offset))
     with pytest.raises(WireError, match=f"64 bytes at {offset} of 4096"):
@@ -212,7 +212,7 @@ def test_prefill_writes_nothing_beyond_the_others_ring(offset: int) -> None:
 def test_a_credit_at_the_end_of_the_ring_is_used() -> None:
     scene = Scene()
     hook = scene.sender()
-    blocks = iter(hook.chunk(scene.context, scene.move))
+    blocks = iter(hook.blocks(scene.context, scene.move))
     next(blocks)
     scene.say(hook, granted(0, 4096 - ASKED))
     block = next(blocks)
@@ -235,7 +235,7 @@ def test_a_room_that_ends_while_space_is_on_its_way(side: str, end: tuple[str, .
     for context in (first, other):
         hook: Hook = scene.receiver(context) if side == "decode" else scene.sender(context=context)
         if isinstance(hook, SendHook):
-            next(iter(hook.chunk(context, scene.move)))
+            next(iter(hook.blocks(context, scene.move)))
         hook.message(context, raw(ask(0, ASKED) if side == "decode" else granted(0, 0)))
         hooks.append(hook)
     assert scene.space()["waiting"] == 2
@@ -254,7 +254,7 @@ def test_a_room_that_has_ended_asks_for_nothing(side: str) -> None:
     scene = Scene()
     hook: Hook = scene.receiver() if side == "decode" else scene.sender()
     if isinstance(hook, SendHook):
-        next(iter(hook.chunk(scene.context, scene.move)))
+        next(iter(hook.blocks(scene.context, scene.move)))
     scene.end(hook)
     scene.say(hook, ask(0, ASKED) if side == "decode" else granted(0, 0))
     assert scene.space() == WHOLE

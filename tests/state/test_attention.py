@@ -65,9 +65,9 @@ def test_latents_index_keys_and_windows() -> None:
     index = state.index_pages({1: zeros(5, 4, 9), 2: zeros(0, 4, 9)})
     assert (index.component.name, index.component.type) == ("dsa", "dsa")
     assert [buffer.count for buffer in index.component.buffers] == [5, 0]
-    window = state.window_pages({1: pair(5, 8, 2, 3)}, heads=4, window=100, tp=(1, 2))
+    window = state.kv_pages({1: pair(5, 8, 2, 3)}, heads=4, window=100, tp=(1, 2))
     assert (window.component.type, window.component.page, window.component.window) == ("swa", 8, 100)
-    chunks = state.chunked_pages({1: pair(5, 8, 2, 3)}, heads=4, attention_chunk=64, tp=(1, 2)).component
+    chunks = state.kv_pages({1: pair(5, 8, 2, 3)}, heads=4, attention_chunk=64, tp=(1, 2)).component
     assert (chunks.type, chunks.page, chunks.window, chunks.group) == ("chunked_local", 8, None, 64)
     assert chunks.buffers == window.component.buffers
 
@@ -104,7 +104,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         f"layer 7 needs a pair (K, V) of arrays: one array of shape (5, 2, 4, 12) was passed\n{FUSED}",
     ),
     (
-        lambda: state.window_pages({7: state.Memory.of(zeros(2, 2, 4, 12))}, heads=2, window=8),  # type: ignore[dict-item]
+        lambda: state.kv_pages({7: state.Memory.of(zeros(2, 2, 4, 12))}, heads=2, window=8),  # type: ignore[dict-item]
         f"layer 7 needs a pair (K, V) of arrays: one array of shape (2, 2, 4, 12) was passed\n{FUSED}",
     ),
     (
@@ -147,22 +147,22 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "array 'layers.7.index_k' needs the axes [pages, tokens, width]",
     ),
     (
-        lambda: state.window_pages({7: pair(5, 4, 2, 6)}, heads=2, window=0),
+        lambda: state.kv_pages({7: pair(5, 4, 2, 6)}, heads=2, window=0),
         "component 'swa' of type 'swa' has window 0",
     ),
     (
-        lambda: state.chunked_pages({7: pair(5, 4, 2, 6)}, heads=2, attention_chunk=1),
+        lambda: state.kv_pages({7: pair(5, 4, 2, 6)}, heads=2, attention_chunk=1),
         "component 'chunked_local' of type 'chunked_local' has groups of 1 and keeps 0: "
         "of groups of one position, none is ever open\n"
         "hint: a type with coverage 'open' needs the positions of a group, at least 2",
     ),
     (
-        lambda: state.chunked_pages({7: pair(5, 4, 2, 6)}, heads=2, attention_chunk=0),
+        lambda: state.kv_pages({7: pair(5, 4, 2, 6)}, heads=2, attention_chunk=0),
         "component 'chunked_local' of type 'chunked_local' has groups of 0 and keeps 0\nhint",
     ),
     (
-        lambda: state.chunked_pages({7: pair(5, 4, 2, 6)}, heads=2, attention_chunk=64.0),  # type: ignore[arg-type]
-        "'attention_chunk' of chunked_pages is 64.0: a whole number is expected",
+        lambda: state.kv_pages({7: pair(5, 4, 2, 6)}, heads=2, attention_chunk=64.0),  # type: ignore[arg-type]
+        "'attention_chunk' of kv_pages is 64.0: a whole number is expected",
     ),
     (
         lambda: state.compressed_pages({7: {"kv": zeros(5, 4, 6)}}, page=4, type="chunked_local", window=4, group=8),
@@ -170,7 +170,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     (
         lambda: state.kv_pages({7: pair(5, 4, 2, 6)}, heads=2, type="chunked_local"),
-        "component 'kv' of type 'chunked_local' has groups of 1 and keeps 0",
+        "component 'chunked_local' of type 'chunked_local' has groups of 1 and keeps 0",
     ),
     (
         lambda: state.mla_pages({0: zeros(5, 4, 6)}, partition=state.Partition("cyclic", 2, 0, 6)),
@@ -203,8 +203,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "a key of 'layers' of kv_pages is '7': a whole number from 0 to 2147483647 is expected",
     ),
     (
-        lambda: state.window_pages({7: pair(5, 4, 2, 6)}, heads=2, window=128.0),  # type: ignore[arg-type]
-        "'window' of window_pages is 128.0: a whole number is expected",
+        lambda: state.kv_pages({7: pair(5, 4, 2, 6)}, heads=2, window=128.0),  # type: ignore[arg-type]
+        "'window' of kv_pages is 128.0: a whole number is expected",
     ),
     (
         lambda: state.compressed_pages({7: {"kv": zeros(5, 4, 6)}}, page=8.0),  # type: ignore[arg-type]

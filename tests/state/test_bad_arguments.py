@@ -28,8 +28,8 @@ HEADS = {"layers": {0: (PAGES, PAGES)}, "heads": 1, "tp": (0, 1), "order": "nhd"
 FLAGS = {"replicated": False, "optional": False, "format": ""}
 FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "kv_pages": (state.kv_pages, {**HEADS, **FLAGS, "type": "kv", "scales": {0: (1.0, 1.0)}}),
-    "window_pages": (state.window_pages, {**HEADS, **FLAGS, "window": 4}),
-    "chunked_pages": (state.chunked_pages, {**HEADS, **FLAGS, "attention_chunk": 4}),
+    "kv_pages with windows": (state.kv_pages, {**HEADS, **FLAGS, "window": 4}),
+    "kv_pages with attention chunks": (state.kv_pages, {**HEADS, **FLAGS, "attention_chunk": 4}),
     "mla_pages": (
         state.mla_pages,
         {"layers": {0: ROWS}, "name": "x", "partition": None, "optional": False, "format": ""},

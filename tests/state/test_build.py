@@ -30,7 +30,7 @@ def full(shift: int = 0, **fields: Any) -> Inventory:
     base = (1 << 40) + shift
     described = [
         pages(base, base + (1 << 20)),
-        state.window_pages(
+        state.kv_pages(
             {1: (pointer(base + (2 << 20), 4, 4, 2, 3), pointer(base + (3 << 20), 4, 4, 2, 3))}, heads=2, window=9
         ),
         state.index_pages({0: pointer(base + (4 << 20), 4, 4, 2), 1: pointer(0, 0, 4, 2)}),
@@ -256,7 +256,7 @@ def test_numbers_of_other_libraries_are_pythons_in_the_description() -> None:
                 scales=scales,
                 partition=state.Partition("cyclic", convert(2), convert(1), convert(4)),
             ),
-            state.window_pages(
+            state.kv_pages(
                 {1: (pointer(3 << 20, 5, 4, 2, 6), pointer(4 << 20, 5, 4, 2, 6))}, heads=2, window=convert(9)
             ),
             state.mamba_slots(conv={1: pointer(5 << 20, 3, 8, 2)}, ssm={}, conv_groups=[convert(4), convert(4)]),

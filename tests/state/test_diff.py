@@ -22,11 +22,11 @@ def kv(heads: int = 4, dim: int = 6, page: int = 8, dtype: str = "uint8", **fiel
 
 
 def swa(window: int = 16) -> state.Described:
-    return state.window_pages({1: (zeros(5, 4, 2, 3), zeros(5, 4, 2, 3))}, heads=2, window=window)
+    return state.kv_pages({1: (zeros(5, 4, 2, 3), zeros(5, 4, 2, 3))}, heads=2, window=window)
 
 
 def chunked(group: int) -> state.Described:
-    return state.chunked_pages({1: (zeros(5, 4, 2, 3), zeros(5, 4, 2, 3))}, heads=2, attention_chunk=group)
+    return state.kv_pages({1: (zeros(5, 4, 2, 3), zeros(5, 4, 2, 3))}, heads=2, attention_chunk=group)
 
 
 def dsa(items: int = 5) -> state.Described:

@@ -10,7 +10,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     "half": ("test_its_blocks_are_those_of_the_plan[1 to 1]", "bytes are planned, and"),
     "twice": ("test_its_blocks_are_those_of_the_plan[1 to 1]", "places are written twice"),
     "elsewhere": ("test_its_blocks_are_those_of_the_plan[1 to 1]", "they go elsewhere or come from elsewhere"),
-    "waits": ("test_its_blocks_are_those_of_the_plan[1 to 1]", "chunk() waits for what never comes"),
+    "waits": ("test_its_blocks_are_those_of_the_plan[1 to 1]", "blocks() waits for what never comes"),
     "trusting": ("test_what_a_peer_says_may_be_anything", "message of its send hook raised UnicodeDecodeError"),
     "lossy": ("test_its_bytes_arrive[1 to 1]", "items are wrong"),
 }

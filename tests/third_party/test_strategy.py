@@ -16,7 +16,7 @@ WITHOUT = {"STATELINK_PLUGINS": "acme-state"}
 
 
 def test_the_cell_is_carried_by_the_third_partys_strategy(tmp_path: Path) -> None:
-    """What decode asks for in `prepare` is what prefill keeps to in `chunk`."""
+    """What decode asks for in `prepare` is what prefill keeps to in `blocks`."""
     with parties(tmp_path, "tcp", "kv", prefill={"ACME_LARGEST": "7"}, decode={"ACME_LARGEST": "40"}) as pair:
         assert hand_over(pair) == 30  # 40 + 40 + 16
 

@@ -21,8 +21,8 @@ def card() -> wire.Handshake:
     pages = {layer: (_pointer(2 * layer, (8, 4, 2, 3)), _pointer(2 * layer + 1, (8, 4, 2, 3))) for layer in (0, 3)}
     described = [
         state.kv_pages(pages, heads=4, tp=(1, 2), optional=True, format="nvfp4"),
-        state.window_pages({1: (_pointer(20, (6, 4, 2, 3)), _pointer(21, (6, 4, 2, 3)))}, heads=2, window=9),
-        state.chunked_pages({8: (_pointer(22, (6, 4, 2, 3)), _pointer(23, (6, 4, 2, 3)))}, heads=2, attention_chunk=64),
+        state.kv_pages({1: (_pointer(20, (6, 4, 2, 3)), _pointer(21, (6, 4, 2, 3)))}, heads=2, window=9),
+        state.kv_pages({8: (_pointer(22, (6, 4, 2, 3)), _pointer(23, (6, 4, 2, 3)))}, heads=2, attention_chunk=64),
         state.mamba_slots(
             conv={2: _pointer(30, (5, 8, 3))},
             ssm={2: _pointer(31, (5, 2, 2, 2))},

@@ -287,9 +287,9 @@ def _constructed(
         pairs = {layer: (each["k"], each["v"]) for layer, each in nested.items()}
         heads: dict[str, Any] = {"heads": first.heads[0][1], "tp": rank, "order": "hnd" if lay.swapped else "nhd"}
         if pool.window:
-            return state.window_pages(pairs, window=pool.window, replicated=replicated, **heads, **common)
+            return state.kv_pages(pairs, window=pool.window, replicated=replicated, **heads, **common)
         if chunk is not None:
-            return state.chunked_pages(pairs, attention_chunk=chunk, replicated=replicated, **heads, **dealt, **common)
+            return state.kv_pages(pairs, attention_chunk=chunk, replicated=replicated, **heads, **dealt, **common)
         return state.kv_pages(pairs, replicated=replicated, **heads, **dealt, **kinds)
     if pool.build in ("fused", "opaque"):
         fused = {layer: _with_heads_first(each["kv"], lay, pool.build) for layer, each in nested.items()}

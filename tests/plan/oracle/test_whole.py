@@ -83,7 +83,7 @@ def same(found: Whole, moves: list[plan.Move]) -> None:
         assert one.flags.c_contiguous
         assert one.flags.writeable
         assert np.array_equal(one, other), name
-    assert found.grains == {move.component: move.grains for move in moves}
+    assert found.granules == {move.component: move.granules for move in moves}
     assert list(found.nbytes) == [move.nbytes for move in moves]
     assert found.counts == [batch.count for batch in batches]
 

@@ -17,7 +17,7 @@ class Wrong(Strategy):
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def chunk(self, move: Move) -> Iterable[Blocks | None]:
+    def blocks(self, move: Move) -> Iterable[Blocks | None]:
         return move.blocks()
 
     def told(self, payload: bytes) -> None:
@@ -27,8 +27,8 @@ class Wrong(Strategy):
         strategy = self
 
         class Send(SendHook):
-            def chunk(self, context: Any, move: Move) -> Iterable[Blocks | None]:
-                return strategy.chunk(move)
+            def blocks(self, context: Any, move: Move) -> Iterable[Blocks | None]:
+                return strategy.blocks(move)
 
             def message(self, context: Any, payload: bytes) -> None:
                 strategy.told(payload)
@@ -44,14 +44,14 @@ class Wrong(Strategy):
 
 
 class Half(Wrong):
-    def chunk(self, move: Move) -> Iterable[Blocks | None]:
+    def blocks(self, move: Move) -> Iterable[Blocks | None]:
         return list(move.blocks(1))[::2]
 
 
 class Twice(Wrong):
     """As many bytes as are planned, some of them twice."""
 
-    def chunk(self, move: Move) -> Iterable[Blocks | None]:
+    def blocks(self, move: Move) -> Iterable[Blocks | None]:
         blocks = list(move.blocks(1))
         last = blocks[-1].nbytes[0]
         same = [n for n, each in enumerate(blocks[:-1]) if each.nbytes[0] == last]
@@ -61,7 +61,7 @@ class Twice(Wrong):
 class Elsewhere(Wrong):
     """Every byte, and two blocks of them the wrong way round."""
 
-    def chunk(self, move: Move) -> Iterable[Blocks | None]:
+    def blocks(self, move: Move) -> Iterable[Blocks | None]:
         blocks, *others = move.blocks()
         at = np.flatnonzero(blocks.nbytes == blocks.nbytes[0])[:2]
         blocks.source[at] = blocks.source[at[::-1]]
@@ -70,7 +70,7 @@ class Elsewhere(Wrong):
 
 
 class Waits(Wrong):
-    def chunk(self, move: Move) -> Iterable[Blocks | None]:
+    def blocks(self, move: Move) -> Iterable[Blocks | None]:
         while True:
             yield None
 
@@ -85,7 +85,7 @@ class Trusting(Wrong):
 class Lossy(Wrong):
     """Says that its receive hook sees to it that everything has come, which does not."""
 
-    def chunk(self, move: Move) -> Iterable[Blocks | None]:
+    def blocks(self, move: Move) -> Iterable[Blocks | None]:
         return []
 
     def receiver(self) -> ReceiveHook:

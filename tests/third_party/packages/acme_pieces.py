@@ -27,7 +27,7 @@ class Send(SendHook):
     def open(self, context: HookContext, prepared: bytes) -> None:
         self.largest = min(max(16, int.from_bytes(prepared, "little")), 1 << 40)
 
-    def chunk(self, context: HookContext, move: Move) -> Iterator[Blocks]:
+    def blocks(self, context: HookContext, move: Move) -> Iterator[Blocks]:
         for blocks in move.blocks(1024):
             yield from cut(blocks, self.largest).slices(16384, 64 << 20)
 

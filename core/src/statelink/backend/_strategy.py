@@ -39,12 +39,12 @@ class Arrival(NamedTuple):
 
     Attributes:
         number: Number of the push at its source, from 0.
-        grains: ``[first, last)`` granules of the sequence.
+        granules: ``[first, last)`` granules of the sequence.
         layers: ``[first, last)`` model layers, or ``None`` for all buffers.
     """
 
     number: int
-    grains: tuple[int, int]
+    granules: tuple[int, int]
     layers: tuple[int, int] | None
 
 
@@ -78,7 +78,7 @@ class SendContext(HookContext, Protocol):
     """What else a send hook may do."""
 
     def wake(self) -> None:
-        """Let ``chunk`` continue if it waits. Never blocks, callable from any thread."""
+        """Let ``blocks`` continue if it waits. Never blocks, callable from any thread."""
 
 
 class ReceiveContext(HookContext, Protocol):
@@ -91,7 +91,7 @@ class ReceiveContext(HookContext, Protocol):
         it is exact.
         """
 
-    def lend(self, address: int, nbytes: int, then: Callable[[], None]) -> None:
+    def grant(self, address: int, nbytes: int, then: Callable[[], None]) -> None:
         """Grant the writer some of the strategy's own memory, until ``released``.
 
         Never blocks, callable from any thread.
@@ -108,8 +108,8 @@ class SendHook(ABC):
     may then call all of them on the thread that must not block, which saves a small request a change of threads."""
 
     plain: bool = False
-    """Whether ``chunk`` yields ``move.blocks()``, and all other methods are those of this class. The core may then list
-    the same blocks itself, and leave out the calls to the hook."""
+    """Whether ``blocks`` yields ``move.blocks()``, and all other methods are those of this class. The core may then
+    list the same blocks itself, and leave out the calls to the hook."""
 
     def open(self, context: SendContext, prepared: bytes) -> None:  # noqa: B027 - optional
         """The request has arrived. ``prepared`` is what the receive hook's ``prepare`` returned for this writer.
@@ -118,7 +118,7 @@ class SendHook(ABC):
         """
 
     @abstractmethod
-    def chunk(self, context: SendContext, move: Move) -> Iterable[Blocks | None]:
+    def blocks(self, context: SendContext, move: Move) -> Iterable[Blocks | None]:
         """Yield the blocks that carry ``move``, in batches of bounded size. The core submits them.
 
         If the receive hook is ``in_place``, the blocks have each byte of ``move`` once. More or fewer bytes fail the
@@ -130,7 +130,7 @@ class SendHook(ABC):
         """
 
     def message(self, context: SendContext, payload: bytes) -> None:
-        """A message from the counterpart has come. ``chunk`` may run on another thread at the same time.
+        """A message from the counterpart has come. ``blocks`` may run on another thread at the same time.
 
         Raises:
             NotImplementedError: This hook expects none; fails the room.
@@ -145,7 +145,7 @@ class SendHook(ABC):
         return ""
 
     def finish(self, context: SendContext) -> None:  # noqa: B027 - optional
-        """Every chunk of the room has been moved."""
+        """Every push of the room has been moved."""
 
     def abort(self, context: SendContext) -> None:  # noqa: B027 - optional
         """The room has failed. The core waits for transfers that are submitted."""
@@ -259,7 +259,7 @@ class _DirectSend(SendHook):
     prompt = True
     plain = True
 
-    def chunk(self, context: SendContext, move: Move) -> Iterable[Blocks]:
+    def blocks(self, context: SendContext, move: Move) -> Iterable[Blocks]:
         return move.blocks()
 
 

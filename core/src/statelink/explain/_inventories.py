@@ -17,7 +17,6 @@ from statelink.state import (
     Memory,
     Partition,
     aux_rows,
-    chunked_pages,
     compressed_pages,
     describe,
     kv_pages,
@@ -26,7 +25,6 @@ from statelink.state import (
     planar_pages,
     ring_rows,
     whole_items,
-    window_pages,
 )
 from statelink.state._shares import ShareError
 
@@ -100,10 +98,10 @@ class _Rank:
             yield self._index(model.index, layers["index"])
         if (window := model.window) is not None and layers["window"]:
             rows = self._heads(window, self.side.window_page, layers["window"])
-            yield window_pages(rows, heads=window.heads, window=window.tokens, **shared)
+            yield kv_pages(rows, heads=window.heads, window=window.tokens, **shared)
         if (chunk := model.chunk) is not None and layers["chunk"]:
             rows = self._heads(chunk, self.side.window_page, layers["chunk"])
-            yield chunked_pages(rows, heads=chunk.heads, attention_chunk=chunk.tokens, **shared)
+            yield kv_pages(rows, heads=chunk.heads, attention_chunk=chunk.tokens, **shared)
         if model.mamba is not None and layers["mamba"]:
             yield self._mamba(model.mamba, layers["mamba"])
         if model.compressed is not None and layers["compressed"]:

@@ -80,7 +80,7 @@ def digest_of(parts: Iterable[Content], stop: Stop | None = None) -> int:
     for part in parts:
         if stop is not None and stop.is_set():
             break
-        grains, piece = part.granules.tolist(), part.piece
+        granules, piece = part.granules.tolist(), part.piece
         width = part.offsets.shape[1] * piece
         first, last = int(part.offsets.min()), int(part.offsets.max()) + piece
         starts = (part.offsets[:, 0] - first).tolist()
@@ -88,14 +88,14 @@ def digest_of(parts: Iterable[Content], stop: Stop | None = None) -> int:
             here = _memory(address + first, last - first)
             if width == piece:
                 raw = here.data
-                for grain, at in zip(grains, starts, strict=True):
-                    total += xxh3_128_intdigest(raw[at : at + width], seed + grain)
+                for granule, at in zip(granules, starts, strict=True):
+                    total += xxh3_128_intdigest(raw[at : at + width], seed + granule)
             else:
                 # Every place at which a piece may begin, as a row: taking rows copies whole pieces.
                 rows = np.lib.stride_tricks.as_strided(here, (len(here) - piece + 1, piece), (1, 1), writeable=False)
                 raw = rows[part.offsets - first].reshape(-1).data
-                for place, grain in enumerate(grains):
-                    total += xxh3_128_intdigest(raw[place * width : (place + 1) * width], seed + grain)
+                for place, granule in enumerate(granules):
+                    total += xxh3_128_intdigest(raw[place * width : (place + 1) * width], seed + granule)
     return total % MODULUS
 
 

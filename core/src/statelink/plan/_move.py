@@ -60,7 +60,7 @@ class Move:
         self.nbytes = per_granule * len(pairs)
 
     @property
-    def grains(self) -> tuple[int, int]:
+    def granules(self) -> tuple[int, int]:
         """``[first, last)`` granules of the sequence. Everything that moves is between them."""
         return self._pairs.granules
 

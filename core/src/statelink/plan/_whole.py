@@ -42,13 +42,13 @@ class Whole(NamedTuple):
 
     Attributes:
         blocks: All blocks, component by component.
-        grains: Component to ``[first, last)`` granules of the sequence. Components of which nothing is due are absent.
+        granules: Component to ``[first, last)`` granules of the sequence. Those of which nothing is due are absent.
         nbytes: Bytes of each of these components.
         counts: Blocks of each of them.
     """
 
     blocks: Blocks
-    grains: dict[str, tuple[int, int]]
+    granules: dict[str, tuple[int, int]]
     nbytes: tuple[int, ...]
     counts: list[int]
 
@@ -113,7 +113,7 @@ class Shapes:
             prefix: P.
         """
         parts: list[tuple[str, int, int, int, int, int, int]] = []
-        grains: dict[str, tuple[int, int]] = {}
+        granules: dict[str, tuple[int, int]] = {}
         theirs: list[I64] = []
         ours: list[I64] = []
         blocks = written = 0
@@ -143,14 +143,14 @@ class Shapes:
             else:
                 low, high, at, order = 0, 1, (0, 0), APART
             parts.append((name, *at, high - low, there.size, here.size, order))
-            grains[name] = low, high
+            granules[name] = low, high
             theirs.append(there)
             ours.append(here)
         shape = self._shape(tuple(parts), plans) if parts and written == len(plans) else None
         if shape is None:
             return None
         made, counts = shape.blocks(np.concatenate(theirs + ours))
-        return Whole(made, grains, shape.nbytes, counts)
+        return Whole(made, granules, shape.nbytes, counts)
 
     def _shape(self, key: _Key, plans: Mapping[str, ComponentPlan]) -> _Shape | None:
         known = self._known

@@ -84,7 +84,7 @@ class StagedReceive(ReceiveHook):
                 ring.give(at)
                 return
             answer = write(Granted(said.number, at))
-            context.lend(ring.memory.address + at, said.nbytes, lambda: context.message(answer))
+            context.grant(ring.memory.address + at, said.nbytes, lambda: context.message(answer))
 
         ring.ask(self, said.nbytes, grant, peer=context.peer)
 

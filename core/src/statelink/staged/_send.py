@@ -57,7 +57,7 @@ class StagedSend(SendHook):
             self._there = read_ring_address(prepared)
             self._ring = self._rings.get(context.component)
 
-    def chunk(self, context: SendContext, move: Move) -> Iterable[Blocks | None]:
+    def blocks(self, context: SendContext, move: Move) -> Iterable[Blocks | None]:
         """Yield one block for each parcel, from ring to ring."""
         if self._there is None:
             return move.blocks()

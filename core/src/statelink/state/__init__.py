@@ -7,7 +7,7 @@ describes each item of a buffer. State types are data: see `StateType` and `regi
 
 from __future__ import annotations
 
-from ._attention import chunked_pages, compressed_pages, index_pages, kv_pages, mla_pages, planar_pages, window_pages
+from ._attention import compressed_pages, index_pages, kv_pages, mla_pages, planar_pages
 from ._build import Described, describe
 from ._diff import Difference
 from ._fused import fused_pages
@@ -39,7 +39,6 @@ __all__ = [
     "StateTensor",
     "StateType",
     "aux_rows",
-    "chunked_pages",
     "compressed_pages",
     "describe",
     "from_pools",
@@ -55,5 +54,4 @@ __all__ = [
     "state_type",
     "state_types",
     "whole_items",
-    "window_pages",
 ]

@@ -14,13 +14,13 @@ from statelink.errors import StateError
 
 from ._build import Described, View, component
 from ._memory import Memory
-from ._shares import expect_axes, page_of, share
+from ._shares import attention_type, expect_axes, page_of, share
 from ._signature import checked
 
 if TYPE_CHECKING:
     from ._inventory import Partition
 
-__all__ = ["chunked_pages", "compressed_pages", "index_pages", "kv_pages", "mla_pages", "planar_pages", "window_pages"]
+__all__ = ["compressed_pages", "index_pages", "kv_pages", "mla_pages", "planar_pages"]
 
 Array = Any
 
@@ -33,27 +33,35 @@ def kv_pages(
     layers: Mapping[int, tuple[Array, Array]],
     *,
     heads: int,
+    window: int | None = None,
+    attention_chunk: int | None = None,
     tp: tuple[int, int] = (0, 1),
     order: str = "nhd",
-    name: str = "kv",
-    type: str = "kv",
+    name: str = "",
+    type: str = "",
     partition: Partition | None = None,
     replicated: bool = False,
     optional: bool = False,
     scales: Mapping[int, tuple[float, float]] | None = None,
     format: str = "",
 ) -> Described:
-    """Pages of keys and values of full attention (MHA, GQA).
+    """Pages of keys and values of attention with heads (MHA, GQA): full, of a sliding window, or chunked local.
 
     Args:
         layers: Global layer number to its ``(K, V)`` arrays, each ``[pages, tokens, heads, dim]`` for ``nhd`` or
-            ``[pages, heads, tokens, dim]`` for ``hnd``. K and V may differ in ``dim``.
+            ``[pages, heads, tokens, dim]`` for ``hnd``. K and V may differ in ``dim``. Layers with windows, and those
+            with attention chunks, have page pools of their own, and are components of their own.
         heads: Number of KV heads of the whole model, before any replication.
+        window: Tokens that sliding-window layers look back; else ``None``.
+        attention_chunk: Tokens of an attention chunk of layers with chunked local attention, at least 2; else ``None``.
+            The token at position t attends to the positions from ``t - t mod attention_chunk`` to t. It is the
+            component's ``group``.
         tp: This rank and the width of attention TP. If there are more ranks than heads, consecutive ranks hold the
             same head.
         order: ``nhd`` or ``hnd``.
-        name: Component name.
-        type: State type; ``kv``, or ``minimax_dense_kv`` for the dense layers of a sparse model.
+        name: Component name; by default that of the type.
+        type: State type; by default ``swa`` with a window, ``chunked_local`` with attention chunks, else ``kv``. The
+            dense layers of a sparse model have ``minimax_dense_kv``.
         partition: Which positions this rank holds.
         replicated: Whether other ranks hold the same share, too: context-parallel ones, or all where ``tp`` is (0, 1).
         optional: Whether the other side may lack these layers (draft layers).
@@ -62,110 +70,23 @@ def kv_pages(
         format: Tag for properties that strides do not express. It is compared verbatim.
 
     Raises:
-        StateError: The arrays do not hold this rank's share.
+        StateError: The arrays do not hold this rank's share, an attention chunk has less than 2 tokens, or layers have
+            both windows and attention chunks.
     """
-    return _heads_component(
-        name,
-        type,
-        layers,
-        heads=heads,
-        tp=tp,
-        order=order,
-        partition=partition,
-        replicated=replicated,
-        optional=optional,
-        format=format,
-        scales=scales,
-    )
-
-
-@checked
-def window_pages(
-    layers: Mapping[int, tuple[Array, Array]],
-    *,
-    heads: int,
-    window: int,
-    tp: tuple[int, int] = (0, 1),
-    order: str = "nhd",
-    name: str = "swa",
-    partition: Partition | None = None,
-    replicated: bool = False,
-    optional: bool = False,
-    format: str = "",
-) -> Described:
-    """Pages of keys and values of sliding-window layers, in a page pool of their own.
-
-    Args:
-        layers: As for `kv_pages`; indices are pages of the sliding pool.
-        heads: Number of KV heads of the whole model.
-        window: Tokens that the layers look back.
-        tp: This rank and the width of attention TP.
-        order: ``nhd`` or ``hnd``.
-        name: Component name.
-        partition: Which positions this rank holds.
-        replicated: Whether other ranks hold the same share, too: context-parallel ones, or all where ``tp`` is (0, 1).
-        optional: Whether the other side may lack these layers (draft layers).
-        format: Tag for properties that strides do not express. It is compared verbatim.
-    """
-    return _heads_component(
-        name,
-        "swa",
-        layers,
-        heads=heads,
-        tp=tp,
-        order=order,
-        partition=partition,
-        replicated=replicated,
-        optional=optional,
-        format=format,
+    kind = attention_type(window, attention_chunk, type)
+    views = list(_kv_views(layers, heads, tp, order, optional, scales or {}))
+    label = name or kind
+    return component(
+        label,
+        kind,
+        views,
+        page=page_of(label, views),
         window=window,
-    )
-
-
-@checked
-def chunked_pages(
-    layers: Mapping[int, tuple[Array, Array]],
-    *,
-    heads: int,
-    attention_chunk: int,
-    tp: tuple[int, int] = (0, 1),
-    order: str = "nhd",
-    name: str = "chunked_local",
-    partition: Partition | None = None,
-    replicated: bool = False,
-    optional: bool = False,
-    format: str = "",
-) -> Described:
-    """Pages of keys and values of layers with chunked local attention, in a page pool of their own.
-
-    Args:
-        layers: As for `kv_pages`; indices are pages of that pool.
-        heads: Number of KV heads of the whole model.
-        attention_chunk: Tokens of an attention chunk, at least 2. The token at position t attends to the positions
-            from ``t - t mod attention_chunk`` to t. It is the component's ``group``.
-        tp: This rank and the width of attention TP.
-        order: ``nhd`` or ``hnd``.
-        name: Component name.
-        partition: Which positions this rank holds.
-        replicated: Whether other ranks hold the same share, too: context-parallel ones, or all where ``tp`` is (0, 1).
-        optional: Whether the other side may lack these layers (draft layers).
-        format: Tag for properties that strides do not express. It is compared verbatim.
-
-    Raises:
-        StateError: The arrays do not hold this rank's share, or an attention chunk has less than 2 tokens.
-    """
-    return _heads_component(
-        name,
-        "chunked_local",
-        layers,
-        heads=heads,
-        tp=tp,
-        order=order,
+        group=1 if attention_chunk is None else attention_chunk,
         partition=partition,
-        replicated=replicated,
-        optional=optional,
         format=format,
-        group=attention_chunk,
+        tp=tp,
+        replicated=replicated,
     )
 
 
@@ -317,39 +238,6 @@ def planar_pages(
             before += width
     page = page_of(name, views)
     return component(name, type, views, page=page, partition=partition, format=format, replicated=replicated)
-
-
-def _heads_component(
-    name: str,
-    type_: str,
-    layers: Mapping[int, tuple[Array, Array]],
-    *,
-    heads: int,
-    tp: tuple[int, int],
-    order: str,
-    partition: Partition | None,
-    replicated: bool,
-    optional: bool,
-    format: str,
-    scales: Mapping[int, tuple[float, float]] | None = None,
-    window: int | None = None,
-    group: int = 1,
-) -> Described:
-    """A paged component of keys and values with heads, which attention TP divides."""
-    views = list(_kv_views(layers, heads, tp, order, optional, scales or {}))
-    page = page_of(name, views)
-    return component(
-        name,
-        type_,
-        views,
-        page=page,
-        window=window,
-        group=group,
-        partition=partition,
-        format=format,
-        tp=tp,
-        replicated=replicated,
-    )
 
 
 def _kv_views(

@@ -15,7 +15,7 @@ from statelink.errors import StateError
 
 from ._build import Described, View, component
 from ._memory import Memory
-from ._shares import expect_axes, share
+from ._shares import attention_type, expect_axes, share
 from ._signature import checked
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def fused_pages(
             in a page then move as a whole, and both sides need pages of one size. Tokens must be next to each other
             in memory, with their content.
         window: Tokens that sliding-window layers look back; else ``None``.
-        attention_chunk: Tokens of an attention chunk of layers with chunked local attention, as for `chunked_pages`;
+        attention_chunk: Tokens of an attention chunk of layers with chunked local attention, as for `kv_pages`;
             else ``None``.
         name: Component name; by default that of the type.
         type: State type; by default ``swa`` with a window, ``chunked_local`` with attention chunks, else ``kv``.
@@ -82,14 +82,7 @@ def fused_pages(
             "pages have either a known number of elements of the key, or are opaque",
             cause=f"keys is {keys}, halves {halves}, opaque {opaque}",
         )
-    if window is not None and attention_chunk is not None:
-        raise StateError(
-            "layers have either sliding windows or attention chunks",
-            cause=f"window is {window}, attention_chunk {attention_chunk}",
-            hint="layers of different kinds are components of their own",
-        )
-    plain = "kv" if attention_chunk is None else "chunked_local"
-    kind = type or (plain if window is None else "swa")
+    kind = attention_type(window, attention_chunk, type)
     label = name or kind
     views, pages = [], set()
     for layer, array in layers.items():

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ShareError",
     "as_int",
+    "attention_type",
     "expect_axes",
     "ints",
     "page_of",
@@ -125,6 +126,22 @@ def expect_axes(label: str, memory: Memory, axes: str) -> None:
     """Check the number of axes of an array. ``axes`` names them, for the error."""
     if len(memory.shape) != len(axes.split(",")):
         raise StateError(f"array {label!r} needs the axes [{axes}]", cause=f"its shape is {memory.shape}")
+
+
+def attention_type(window: int | None, attention_chunk: int | None, given: str) -> str:
+    """The state type of layers of attention: the one that was given, or that of their windows or attention chunks.
+
+    Raises:
+        StateError: The layers have both.
+    """
+    if window is not None and attention_chunk is not None:
+        raise StateError(
+            "layers have either sliding windows or attention chunks",
+            cause=f"window is {window}, attention_chunk {attention_chunk}",
+            hint="layers of different kinds are components of their own",
+        )
+    plain = "kv" if attention_chunk is None else "chunked_local"
+    return given or (plain if window is None else "swa")
 
 
 def page_of(name: str, views: Sequence[View]) -> int:

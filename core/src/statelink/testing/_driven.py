@@ -56,8 +56,8 @@ class Context:
         """See `statelink.backend.ReceiveContext.expected`."""
         return self._expected
 
-    def lend(self, address: int, nbytes: int, then: Callable[[], None]) -> None:
-        """See `statelink.backend.ReceiveContext.lend`."""
+    def grant(self, address: int, nbytes: int, then: Callable[[], None]) -> None:
+        """See `statelink.backend.ReceiveContext.grant`."""
         then()
 
 
@@ -87,7 +87,7 @@ class Driven(NamedTuple):
         """Open the send hook with garbage instead of prepared bytes, and take its blocks."""
         send, here, _, _ = self.hooks()
         send.open(here, raw)
-        for _ in itertools.islice(send.chunk(here, self.move), 8):
+        for _ in itertools.islice(send.blocks(here, self.move), 8):
             pass
 
     def told_prefill(self, raw: bytes) -> None:
@@ -114,13 +114,13 @@ class Driven(NamedTuple):
             return None
         send.open(here, prepared)
         handed, waits = [], 0
-        for blocks in send.chunk(here, self.move):
+        for blocks in send.blocks(here, self.move):
             if blocks is not None:
                 handed.append(blocks)
                 continue
             waits = 0 if here.said or there.said else waits + 1
             assert waits < MOST_WAITS, (
-                f"chunk() waits for what never comes: {send.waits() or 'it does not say for what'}"
+                f"blocks() waits for what never comes: {send.waits() or 'it does not say for what'}"
             )
             while here.said:
                 receive.message(there, here.said.popleft())

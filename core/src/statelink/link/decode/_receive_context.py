@@ -64,8 +64,8 @@ class ReceiveHookContext(HookContext):
         items: Items = accepted.items[self.component]
         return expected_move(plan, items, owed)
 
-    def lend(self, address: int, nbytes: int, then: Callable[[], None]) -> None:
-        """See `statelink.backend.ReceiveContext.lend`. Any thread; ``then`` is called on a data thread."""
+    def grant(self, address: int, nbytes: int, then: Callable[[], None]) -> None:
+        """See `statelink.backend.ReceiveContext.grant`. Any thread; ``then`` is called on a data thread."""
         fencing = self._context.fencing
 
         def job() -> None:

@@ -102,7 +102,7 @@ class Payload:
         for piece in moves:
             name, nbytes = piece.component, 0
             in_place = name not in self._elsewhere
-            for blocks in self._hooks[name].chunk(self._context_of(name), piece):
+            for blocks in self._hooks[name].blocks(self._context_of(name), piece):
                 if blocks is None:
                     yield from self._flushed()
                     yield None
@@ -140,7 +140,7 @@ class Payload:
         return RoomError(
             "a strategy does not move what the plan says",
             cause=f"{piece.nbytes} bytes of component {name!r} are planned for a push, {handed} were handed over",
-            hint="chunk() of its send hook yields every block of the move once, and no other",
+            hint="blocks() of its send hook yields every block of the move once, and no other",
             component=name,
             peer=self._peer,
             strategy=self._context_of(name).strategy,
@@ -326,7 +326,7 @@ class Pusher:
                 check_transport(require, self._rank.carrier(), context.backend.name, peer)
             whole = self._whole(push)
             if whole is not None:
-                granules, parts = whole.grains, (whole.blocks,)
+                granules, parts = whole.granules, (whole.blocks,)
             else:
                 payload = Payload(
                     self.hooks, self.context_of, request.elsewhere, context.backend.capabilities.max_blocks, peer
@@ -383,7 +383,7 @@ class Pusher:
                 moves.append((plan, piece))
         for plan, piece in moves:
             self._covered.add(plan, piece)
-            granules[piece.component] = piece.grains
+            granules[piece.component] = piece.granules
         if push.last:
             self._covered.check_complete()
         return [piece for _, piece in moves]
@@ -412,5 +412,5 @@ def _moved(whole: Whole, moving: Moving) -> dict[str, Moved]:
     """The bytes and blocks of each component of a push that is one batch: they count once the backend has all of it."""
     if moving.nbytes < sum(whole.nbytes):
         return {}
-    each = zip(whole.grains, whole.nbytes, whole.counts, strict=True)
+    each = zip(whole.granules, whole.nbytes, whole.counts, strict=True)
     return {name: Moved(nbytes, blocks) for name, nbytes, blocks in each}

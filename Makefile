@@ -82,7 +82,7 @@ demo: $(DEMO) ## Hand real requests from prefill to decode: make demo BACKEND=tc
 	$(if $(filter mooncake,$(BACKEND)),@tools/mooncake-libraries.sh $(BIN)/python)
 	@$(BIN)/statelink demo --backend $(BACKEND) $(ARGS)
 
-check: $(DEV) ## Run every static check: ruff, format, mypy, import rules, private modules in tests, spelling
+check: $(DEV) ## Run every static check: ruff, format, mypy, import rules, private modules in tests, names, spelling
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy $(wildcard core/src core/tests plugins/*/src plugins/*/tests plugins/*/simulator adapters/*/src adapters/*/tests \
@@ -90,6 +90,7 @@ check: $(DEV) ## Run every static check: ruff, format, mypy, import rules, priva
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tools.private_modules tests core/tests $(wildcard plugins/*/tests plugins/*/simulator) \
 	  $(wildcard adapters/*/tests) adapters/testing examples benchmarks --without tests/model
+	$(BIN)/python -m tools.names core/src/statelink $(wildcard plugins/*/src/statelink_* adapters/*/src/statelink_*)
 	$(BIN)/codespell
 
 # Every test runs in one of five processes, since tests wait more than they compute; a file's tests stay in one process.

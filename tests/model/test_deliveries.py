@@ -9,9 +9,9 @@ import pytest
 
 from statelink.backend import SubmitMode, Transfer
 from statelink.link.prefill import _delivery
-from statelink.link.prefill._delivery import AT_ONCE, Delivery
+from statelink.link.prefill._delivery import MOST_PROMPT_BLOCKS, Delivery
 
-SMALL, LARGE = 1, AT_ONCE + 1
+SMALL, LARGE = 1, MOST_PROMPT_BLOCKS + 1
 """Blocks of a push."""
 
 

@@ -63,7 +63,7 @@ def test_few_ranges_are_those_that_many_would_be(random: Random, monkeypatch: py
         columns = u64(*(at for at, _ in blocks)), u64(*(nbytes for _, nbytes in blocks))
         few, more = made(given), made(chosen(random))
         with monkeypatch.context() as patch:
-            patch.setattr(_ranges, "SHORT", -1)
+            patch.setattr(_ranges, "BLOCKS_ONE_BY_ONE", -1)
             many = made(given)
             assert (few is None) is (many is None), given
             expected = many.outside(*columns) if many is not None else None
@@ -120,7 +120,7 @@ def test_few_granted_ranges_are_those_that_many_would_be(random: Random, monkeyp
             elsewhere = [name for name in ids if random.random() < 0.2]
             few = grantable.ranges(items, elsewhere)
             with monkeypatch.context() as patch:
-                patch.setattr(_part, "SHORT", -1)
+                patch.setattr(_part, "RANGES_ONE_BY_ONE", -1)
                 many = grantable.ranges(items, elsewhere)
             for here, there in zip(few, many, strict=True):
                 assert here.dtype == there.dtype == np.uint64
@@ -139,7 +139,7 @@ def test_few_granted_ranges_are_those_that_many_would_be(random: Random, monkeyp
 
 
 def test_what_is_owed_is_the_same_when_it_is_remembered(random: Random, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_part, "REMEMBERED", 3)
+    monkeypatch.setattr(_part, "REMEMBERED_REQUESTS", 3)
     _, plan = plan_of(random)
     owed = Owed(plan)
     for _ in range(100):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits long for a control thread that is late."""
-    monkeypatch.setattr(_control, "LATE", 0.1)
+    monkeypatch.setattr(_control, "LATE_SECONDS", 0.1)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def test_the_log_says_so_after_a_while(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for each stage in which an instance waits, not with every beat."""
-    monkeypatch.setattr(_unanswered, "PATIENCE", 0.3)
+    monkeypatch.setattr(_unanswered, "UNANSWERED_SECONDS", 0.3)
     caplog.set_level(logging.WARNING, "statelink.link")
     with link_of("decode", heartbeat=0.05) as link:
         address = free()

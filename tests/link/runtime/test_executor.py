@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from statelink.link.runtime import HELD_AFTER, KeyedExecutor, KeyOrder
+from statelink.link.runtime import HELD_AFTER_SECONDS, KeyedExecutor, KeyOrder
 
 SOON = 20.0
 
@@ -78,7 +78,7 @@ def test_more_than_the_bound_make_others_wait_and_then_go_on(make: Make, go_on: 
     block(executor, 3, go_on)
     ran = threading.Event()
     executor.submit("another", ran.set)
-    assert not ran.wait(3 * HELD_AFTER)
+    assert not ran.wait(3 * HELD_AFTER_SECONDS)
     go_on.set()
     assert ran.wait(SOON)
 
@@ -87,7 +87,7 @@ def test_an_executor_without_spare_threads_runs_one_job_at_a_time(make: Make, go
     """However long it takes: what is not thread-safe depends on it."""
     executor = make(1)
     block(executor, 1, go_on)
-    assert not runs(executor, within=3 * HELD_AFTER)
+    assert not runs(executor, within=3 * HELD_AFTER_SECONDS)
 
 
 def test_threads_that_stood_in_for_held_ones_end(make: Make, go_on: threading.Event) -> None:
@@ -257,7 +257,7 @@ def test_a_held_job_has_its_thread_for_itself(make: Make, go_on: threading.Event
     """An executor without spare threads makes no second call, however long the first one takes."""
     executor = make(1)
     block(executor, 1, go_on)
-    time.sleep(2 * HELD_AFTER)
+    time.sleep(2 * HELD_AFTER_SECONDS)
     assert not executor.run_here("another", lambda: pytest.fail("two jobs ran at once"))
 
 

@@ -17,9 +17,9 @@ __all__ = ["Directory", "Instance", "Prefill"]
 
 log = logger("statelink.sglang")
 
-INTERVAL = 1.0
+INTERVAL_SECONDS = 1.0
 """Seconds between two questions to a server."""
-PATIENCE = 2.0
+ANSWER_SECONDS = 2.0
 """Seconds that a server may take for an answer."""
 MISSES = 3
 """Unanswered questions after which a server counts as gone."""
@@ -75,7 +75,7 @@ class Directory:
         interval: Seconds between two questions to a server.
     """
 
-    def __init__(self, interval: float = INTERVAL) -> None:
+    def __init__(self, interval: float = INTERVAL_SECONDS) -> None:
         self._interval = interval
         self.table: dict[str, Prefill] = {}
         self._misses: dict[str, int] = {}
@@ -124,7 +124,7 @@ class Directory:
     def _ask(self, address: str) -> None:
         """Runs on a thread of the pool."""
         try:
-            found = ask(address, PATIENCE)
+            found = ask(address, ANSWER_SECONDS)
         except (OSError, ValueError) as error:
             self._missed(address, str(error) or type(error).__name__)
         except Exception as error:  # a defect here must not end the questions

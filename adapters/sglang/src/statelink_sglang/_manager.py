@@ -50,10 +50,10 @@ LOOPBACK = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0
 """Seconds between two tries to reach the bootstrap server, which starts after the schedulers."""
 
-SUSPENDING = 30.0
+SUSPENDING_SECONDS = 30.0
 """Seconds in which transfers have to end before SGLang gives its memory away."""
 
-MARGIN = 5.0
+MARGIN_SECONDS = 5.0
 """Seconds by which SGLang's time limit for the pages of a failed request is above the link's bound."""
 
 RECOMPUTED_AT_ONCE = 16
@@ -210,7 +210,7 @@ class Manager(BaseKVManager):
         requests. If a call has not returned by then, the memory stays registered under it. This is logged. The link is
         closed as soon as the call has returned, and `register_buffer_to_engine` opens another one.
         """
-        why, until = "SGLang gives its memory away", time.monotonic() + SUSPENDING
+        why, until = "SGLang gives its memory away", time.monotonic() + SUSPENDING_SECONDS
         self.declines.keep()
         self._abort_rooms(why)  # they quiesce while the calls are waited for
         made = self.role != "prefill" or self.calls.drain(max(0.0, until - time.monotonic()))
@@ -226,7 +226,7 @@ class Manager(BaseKVManager):
                 "when SGLang takes the memory back; if this repeats, "
                 "look with 'statelink inspect' at what the link waits for",
                 *self._place,
-                SUSPENDING,
+                SUSPENDING_SECONDS,
             )
             self._reopens = True
             self.calls.put((self._close_after_calls, (self.link, why)))
@@ -306,7 +306,7 @@ class Manager(BaseKVManager):
         SGLang then waits for proof.
         """
         bound = self.link.quiet_within
-        limit = math.inf if bound is None else bound + MARGIN
+        limit = math.inf if bound is None else bound + MARGIN_SECONDS
         queue.deferred_kv_release_timeout = max(float(queue.deferred_kv_release_timeout), limit)
 
     def hold(self, room: int, receiving: Receiving) -> None:

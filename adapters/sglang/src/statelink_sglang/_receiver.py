@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Receiver"]
 
-LOOK_AGAIN = 0.1
+LOOK_AGAIN_SECONDS = 0.1
 """Seconds between two checks that a prefill server is still there, while it has said nothing about a request."""
 
 
@@ -127,7 +127,7 @@ class Receiver(Transfer, BaseKVReceiver):
             if instance.gone:
                 self.fail(instance.gone)
                 return FAILED
-            self._again = monotonic() + LOOK_AGAIN
+            self._again = monotonic() + LOOK_AGAIN_SECONDS
         if status is None:
             return WAITING  # for memory, for which SGLang has no time limit
         if status != SUCCESS:

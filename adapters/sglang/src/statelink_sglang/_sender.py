@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Sender", "add_states"]
 
-AT_ONCE = 1e-6
+PROMPT_SECONDS = 1e-6
 """Seconds to a deadline that ends a room at once."""
 
 
@@ -208,7 +208,7 @@ class Sender(Transfer, BaseKVSender):
             return BOOTSTRAPPING  # the room is opened soon
         if status == BOOTSTRAPPING:
             if time.monotonic() >= self._patience:
-                sending.extend(AT_ONCE)  # the link fails the room, and says for whom it waited
+                sending.extend(PROMPT_SECONDS)  # the link fails the room, and says for whom it waited
                 self._patience = math.inf
             self._again = self._patience
         if not self._complete:

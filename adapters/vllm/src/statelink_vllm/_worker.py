@@ -30,7 +30,7 @@ __all__ = ["Results", "WorkerSide"]
 log = logging.getLogger("vllm.statelink")
 
 ENDED = (Status.SUCCEEDED, Status.FAILED)
-REST = 3e-3
+REST_SECONDS = 3e-3
 """Seconds for which a step without a model waits for state at most. Otherwise vLLM would sleep a millisecond, run
 another such step, and hear of state that comes meanwhile a millisecond or two late. A request that arrives meanwhile
 waits as long, so this is no longer than what the state of a short prompt takes."""
@@ -179,13 +179,13 @@ class WorkerSide:
     def results(self) -> Results:
         """What has ended since the last call. Each request is named once.
 
-        In a step that runs no model, this waits up to `REST` for the oldest request that is received, if nothing has
-        ended.
+        In a step that runs no model, this waits up to `REST_SECONDS` for the oldest request that is received, if
+        nothing has ended.
         """
         made, self._results = self._results, Results(set(), set(), set())
         rooms = self._receiving.values()
         if self._idle and rooms and not any(made) and not any(room.status in ENDED for room in rooms):
-            next(iter(rooms)).wait(REST, quiesced=True)
+            next(iter(rooms)).wait(REST_SECONDS, quiesced=True)
         for name, room in list(self._sending.items()):
             if room.status in ENDED and room.quiesced:
                 del self._sending[name]

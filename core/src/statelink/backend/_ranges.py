@@ -17,11 +17,11 @@ SPACE = 1 << 64
 UNFIT = "ranges are at least one byte long, sorted and disjoint"
 all_of = np.logical_and.reduce
 """Whether every element of an array is true. `ndarray.all` calls it through a function in Python, and is slower."""
-SHORT = 32
+BLOCKS_ONE_BY_ONE = 32
 """Most blocks that are looked at one by one, because numpy's calls then take longer."""
-MOST_LISTED = 1024
+MOST_LISTED_RANGES = 1024
 """Most ranges of a set that is kept as lists of Python's, too, for that."""
-FEW = 500
+MOST_COMPARISONS = 500
 """Most comparisons for which numpy keeps the interpreter. Each of its searches lets go of it."""
 
 
@@ -49,7 +49,7 @@ class Ranges:
         # First and last bytes, as lists, as arrays, or as both. Two threads may both make what is missing.
         self._few: tuple[list[int], list[int]] | None = None
         self._many: tuple[U64, U64] | None = None
-        if len(addresses) <= SHORT:
+        if len(addresses) <= BLOCKS_ONE_BY_ONE:
             self._few = _joined(addresses.tolist(), nbytes.tolist())
             return
         last = addresses + (nbytes - ONE)
@@ -79,7 +79,7 @@ class Ranges:
         """The set as lists; ``None`` if it is too large for that."""
         if self._few is None:
             assert self._many is not None
-            if len(self._many[0]) > MOST_LISTED:
+            if len(self._many[0]) > MOST_LISTED_RANGES:
                 return None
             self._few = self._many[0].tolist(), self._many[1].tolist()
         return self._few
@@ -104,7 +104,7 @@ class Ranges:
             addresses: First byte of each block, in any order; uint64.
             nbytes: Its length; uint64.
         """
-        if len(addresses) <= SHORT and (few := self._lists()) is not None:
+        if len(addresses) <= BLOCKS_ONE_BY_ONE and (few := self._lists()) is not None:
             first_bytes, last_bytes = few
             for at, (address, length) in enumerate(zip(addresses.tolist(), nbytes.tolist(), strict=True)):
                 before = bisect_right(first_bytes, address)
@@ -143,7 +143,7 @@ def _joined(addresses: list[int], lengths: list[int]) -> tuple[list[int], list[i
 
 def _begun(first: U64, addresses: U64) -> npt.NDArray[np.int64]:
     """For each address, how many of the ascending ``first`` are not above it."""
-    if len(first) * len(addresses) <= FEW:
+    if len(first) * len(addresses) <= MOST_COMPARISONS:
         begun: npt.NDArray[np.int64] = np.add.reduce(first <= addresses[:, None], axis=1, dtype=np.int64)
         return begun
     return first.searchsorted(addresses, side="right")

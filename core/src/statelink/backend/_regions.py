@@ -19,7 +19,7 @@ __all__ = ["RegionTable"]
 U64 = npt.NDArray[np.uint64]
 
 ONE = np.uint64(1)
-FEW = 500
+MOST_BLOCKS_TOGETHER = 500
 """Most blocks that are looked at together. For more, numpy lets go of the interpreter, and an engine that computes
 keeps it for milliseconds."""
 
@@ -58,11 +58,11 @@ class RegionTable:
             TransferError: A block is not inside its region, or is empty.
         """
         count = len(regions)
-        if count <= FEW:
+        if count <= MOST_BLOCKS_TOGETHER:
             self._check(whose, addresses, nbytes, regions)
             return
-        for first in range(0, count, FEW):
-            part = slice(first, first + FEW)
+        for first in range(0, count, MOST_BLOCKS_TOGETHER):
+            part = slice(first, first + MOST_BLOCKS_TOGETHER)
             self._check(whose, addresses[part], nbytes[part], regions[part])
 
     def _check(self, whose: str, addresses: U64, nbytes: U64, regions: npt.NDArray[np.uint32]) -> None:

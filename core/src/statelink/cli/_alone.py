@@ -25,11 +25,11 @@ import msgspec
 
 __all__ = ["Alone", "Ended", "ended_with"]
 
-PATIENCE: Final = 120.0
+CHILD_SECONDS: Final = 120.0
 """Seconds after which a child is ended. Libraries take up to half a minute on a busy machine."""
-STEP: Final = 0.5
+LOOK_SECONDS: Final = 0.5
 """Seconds between two looks at the time."""
-KEPT: Final = 1 << 14
+MOST_KEPT_BYTES: Final = 1 << 14
 """Bytes that are kept of the beginning, and of the end, of what a child prints."""
 LIMITS: Final = "is a limit of this shell too low (ulimit -a)?"
 
@@ -83,14 +83,14 @@ class Alone:
         Raises:
             Ended: The child ended before its work was done.
         """
-        until, rest = time.monotonic() + PATIENCE, b""
+        until, rest = time.monotonic() + CHILD_SECONDS, b""
         while True:
-            ready = select.select([self._results, self._printed], [], [], STEP)[0]
+            ready = select.select([self._results, self._printed], [], [], LOOK_SECONDS)[0]
             if not ready and time.monotonic() < until:
                 continue
             if not ready:
                 self._kill()
-                raise self._ended(f"came to no end within {PATIENCE:g} seconds")
+                raise self._ended(f"came to no end within {CHILD_SECONDS:g} seconds")
             if self._printed in ready:
                 self._note(os.read(self._printed, 1 << 16))
             if self._results not in ready:
@@ -134,8 +134,8 @@ class Alone:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def _note(self, printed: bytes) -> None:
-        self._beginning = (self._beginning + printed)[:KEPT]
-        self._last = (self._last + printed)[-KEPT:]
+        self._beginning = (self._beginning + printed)[:MOST_KEPT_BYTES]
+        self._last = (self._last + printed)[-MOST_KEPT_BYTES:]
 
     def _ended(self, how: str) -> Ended:
         while select.select([self._printed], [], [], 0)[0]:

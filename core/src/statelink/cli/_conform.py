@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["conform"]
 
-PATIENCE = 20.0
+END_SECONDS = 20.0
 """Seconds that an interrupted kit has to end its processes."""
 KIT = "statelink.testing.conformance"
 NOTHING_MATCHES = 5
@@ -220,7 +220,7 @@ def _interrupt(process: subprocess.Popen[bytes]) -> None:
     """End the kit. It gets time to end the processes of its clauses."""
     process.send_signal(signal.SIGINT)
     try:
-        process.wait(PATIENCE)
+        process.wait(END_SECONDS)
     except BaseException:
         process.kill()
         raise

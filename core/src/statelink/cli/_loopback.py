@@ -36,7 +36,7 @@ __all__ = ["Meant", "Transfer", "loopback", "unsuited"]
 PAGES, TOKENS, MOVED = 64, 16, 48
 SHAPE = (PAGES, TOKENS, 8, 512)
 """Shape of keys and of values: pages of 64 KiB."""
-PATIENCE = 60.0
+TRANSFER_SECONDS = 60.0
 """Seconds for the whole transfer, with the start of both processes."""
 BUSY = "a busy machine may be the reason: run it again when the machine is quiet"
 WHAT = "loopback transfer"
@@ -87,7 +87,7 @@ def unsuited(kind: type[Backend], options: Mapping[str, Any], memory: Meant) -> 
     return Check(what=WHAT, verdict=Verdict.PROBLEM, found=found, hint=words or "choose another backend")
 
 
-def loopback(transfer: Transfer, memory: Meant, patience: float = PATIENCE) -> Check:
+def loopback(transfer: Transfer, memory: Meant, patience: float = TRANSFER_SECONDS) -> Check:
     """Move a request between two processes of this machine over a backend, and compare every byte.
 
     If none of the transports that are required carries the bytes, that is no problem: between two hosts, another
@@ -268,7 +268,7 @@ def _prefill(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
     arrays, computed, _ = _source(job["seed"])
     pages = _Pages(job, arrays)
     with _open("prefill", job, pages) as link:
-        sending = link.send(1, MOVED * TOKENS, deadline=PATIENCE)
+        sending = link.send(1, MOVED * TOKENS, deadline=TRANSFER_SECONDS)
         sending.push({"kv": computed})
         _say(folder, "prefill", {"address": link.address})
         sys.stdin.read()
@@ -279,8 +279,8 @@ def _decode(job: dict[str, Any]) -> dict[str, Any]:
     _, _, allocated = _source(job["seed"])
     pages = _Pages(job, np.zeros((2, *SHAPE), np.uint8))
     with _open("decode", job, pages) as link:
-        receiving = link.receive(1, job["peer"], MOVED * TOKENS, {"kv": allocated}, deadline=PATIENCE / 2)
-        if receiving.wait(PATIENCE) is not Status.SUCCEEDED:
+        receiving = link.receive(1, job["peer"], MOVED * TOKENS, {"kv": allocated}, deadline=TRANSFER_SECONDS / 2)
+        if receiving.wait(TRANSFER_SECONDS) is not Status.SUCCEEDED:
             receiving.check()
             raise StatelinkError("the request did not end")
         report = receiving.report

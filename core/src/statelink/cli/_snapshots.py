@@ -12,7 +12,7 @@ from statelink.link import ask, sockets
 __all__ = ["Answer", "Answers", "answers", "named"]
 
 
-LONGEST = 15
+MOST_ADDRESS_CHARACTERS = 15
 """Most characters of an unmet peer's address that are shown: so many fit into a line of 80 columns."""
 
 
@@ -69,7 +69,7 @@ def named(peer: str) -> str:
     """The end of a peer's link name, which tells incarnations of one rank apart, or of the address of an unmet peer."""
     if peer.startswith("tcp://"):
         place = peer.removeprefix("tcp://").partition("@")[0]
-        return place if len(place) <= LONGEST else f"...{place[3 - LONGEST :]}"
+        return place if len(place) <= MOST_ADDRESS_CHARACTERS else f"...{place[3 - MOST_ADDRESS_CHARACTERS :]}"
     incarnation = peer.rpartition("-")[2]
     return incarnation[-6:] if len(incarnation) == 16 else peer
 

@@ -37,7 +37,7 @@ TINY = 4096
 """Mean block size, in bytes, below which the number of blocks bounds a library's speed."""
 STAGED = "'staging' in both links' configuration gathers them into large blocks"
 """What helps wherever blocks are small."""
-FEW = 64
+FEW_BLOCKS = 64
 """Most blocks for which their size does not matter."""
 
 
@@ -236,9 +236,9 @@ def _geometry(plan: ComponentPlan) -> Any:
 
 
 def _mark(plan: ComponentPlan, prefill: Side, decode: Side, nbytes: int, blocks: int, scattered: int) -> str:
-    if scattered <= FEW or nbytes >= TINY * scattered:
+    if scattered <= FEW_BLOCKS or nbytes >= TINY * scattered:
         return ""
-    if nbytes >= TINY * blocks or blocks <= FEW:
+    if nbytes >= TINY * blocks or blocks <= FEW_BLOCKS:
         return f"small pages: {nbytes // scattered} bytes a block where pages are scattered; {STAGED}"
     runs = max(len(group.runs.nbytes) for group in plan.groups)
     per = "item"

@@ -20,12 +20,12 @@ from ._room import Room
 from ._room_state import Ready
 from ._status import Status
 from ._verify import check_hash, check_verify
-from .decode import LANDING_ROUND, Receiving
+from .decode import LANDING_ROUND_SECONDS, Receiving
 from .peers import Peer, Rendezvous, StaticRendezvous, this_process
 from .prefill import Sending
 
 __all__ = [
-    "LANDING_ROUND",
+    "LANDING_ROUND_SECONDS",
     "Context",
     "Link",
     "Peer",

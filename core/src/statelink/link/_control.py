@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Control", "Role"]
 
-LATE = 5.0
+LATE_SECONDS = 5.0
 """Seconds by which the control thread may be late with what a thread of the engine waits for."""
 
 
@@ -177,7 +177,7 @@ class Control:
                 errand.give_up()
 
         context.post(again)
-        return errand.wait(timeout + LATE)
+        return errand.wait(timeout + LATE_SECONDS)
 
     def _suspend(self) -> None:
         """Suspend all roles, or none. Control thread."""
@@ -204,7 +204,7 @@ class Control:
             self._resume()
 
         self._context.post(lambda: errand.do(work))
-        return errand.wait(LATE)
+        return errand.wait(LATE_SECONDS)
 
     def stop(self, timeout: float) -> bool:
         """Say goodbye, end the threads and close the backend.

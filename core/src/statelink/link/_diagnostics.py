@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PeerInfo", "hooks_wait_for", "seconds_since", "with_standing"]
 
-MAX_PEERS = 8
+MOST_NAMED_PEERS = 8
 """Most peers that a reason names."""
 MAX_HOOKS = 4
 """Most hooks that a reason names."""
@@ -50,7 +50,7 @@ def with_standing(
         missing: What the room still waited for.
         now: The time.
     """
-    named = [peer for peer in peers if peer.name == reason.who.get("peer")] or list(peers)[:MAX_PEERS]
+    named = [peer for peer in peers if peer.name == reason.who.get("peer")] or list(peers)[:MOST_NAMED_PEERS]
     ages = ["never" if peer.heard is None else f"{seconds_since(peer.heard, now):.1f} s ago" for peer in named]
     if len(named) > 1:
         names = [peer.name if peer.rank is None else f"rank {peer.rank}" for peer in named]

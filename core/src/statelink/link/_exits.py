@@ -29,7 +29,7 @@ __all__ = ["AtExit", "opening"]
 
 log = logger("statelink.link")
 
-TIMEOUT = 5.0
+TIMEOUT_SECONDS = 5.0
 """Seconds that an exit waits, about, for all links together."""
 
 _changed = threading.Condition()
@@ -95,12 +95,13 @@ class AtExit:
 def _close_all() -> None:
     """Close the links that are open. The main thread, in `atexit`."""
     global _ending
-    until = time.monotonic() + TIMEOUT
+    until = time.monotonic() + TIMEOUT_SECONDS
     left = True
     try:
         with _changed:
             _ending = True
-            left = not _changed.wait_for(lambda: not _opening, TIMEOUT)  # a daemon thread may be in a library for it
+            # Not for ever, because a daemon thread may be in a library while it opens one.
+            left = not _changed.wait_for(lambda: not _opening, TIMEOUT_SECONDS)
             links = list(_noted)
         for link in links:  # all of them, before this waits for the first
             link.begin()

@@ -8,11 +8,11 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 
-__all__ = ["SPAN", "Forgotten"]
+__all__ = ["REMEMBERED_SECONDS", "Forgotten"]
 
 BITS, PROBES = 1 << 22, 4
 """Bits of one half, and how many of them stand for an id. With 250,000 ids in it, 1 of 400 other ids seems known."""
-SPAN = 3600.0
+REMEMBERED_SECONDS = 3600.0
 """Seconds for which a half takes ids; an id is remembered for at least as long, and at most twice as long."""
 
 
@@ -35,7 +35,7 @@ class Forgotten:
     def add(self, room: int) -> None:
         """Remember a room."""
         now = self._now()
-        if not self._halves or now - self._halves[-1][0] > SPAN:
+        if not self._halves or now - self._halves[-1][0] > REMEMBERED_SECONDS:
             self._halves = [*self._halves[-1:], (now, bytearray(BITS // 8))]
         bits = self._halves[-1][1]
         for place in self._places(room):
@@ -45,7 +45,7 @@ class Forgotten:
         if not self._halves:
             return False
         now = self._now()
-        self._halves = [half for half in self._halves if now - half[0] <= 2 * SPAN]
+        self._halves = [half for half in self._halves if now - half[0] <= 2 * REMEMBERED_SECONDS]
         places = self._places(room)
         return any(all(bits[place >> 3] >> (place & 7) & 1 for place in places) for _, bits in self._halves)
 

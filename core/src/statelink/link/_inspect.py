@@ -27,11 +27,11 @@ __all__ = ["Inspection", "ask", "folders", "sockets"]
 
 log = logger("statelink.link")
 
-PATIENCE = 2.0
+CLIENT_SECONDS = 2.0
 """Seconds that a client may take to read the answer. Other clients wait meanwhile; the link does not."""
-PAUSE = 0.1
+PAUSE_SECONDS = 0.1
 """Seconds to wait after a client could not be accepted, as where the process has no file descriptor left."""
-MOST_BYTES = 16 << 20
+MOST_ANSWER_BYTES = 16 << 20
 
 
 def folders() -> list[Path]:
@@ -64,14 +64,14 @@ def ask(path: Path) -> dict[str, Any]:
         ValueError: The answer is not a snapshot.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-        asking.settimeout(2 * PATIENCE)
+        asking.settimeout(2 * CLIENT_SECONDS)
         asking.connect(str(path))
         parts, nbytes = [], 0
         while part := asking.recv(1 << 16):
             parts.append(part)
             nbytes += len(part)
-            if nbytes > MOST_BYTES:
-                raise ValueError(f"{path} answers more than {MOST_BYTES} bytes")
+            if nbytes > MOST_ANSWER_BYTES:
+                raise ValueError(f"{path} answers more than {MOST_ANSWER_BYTES} bytes")
     return decode_json(b"".join(parts), dict[str, Any])
 
 
@@ -137,10 +137,10 @@ class Inspection:
                 if self._path is None:
                     return  # closed
                 log.debug("statelink inspect cannot be answered: %s", error)
-                time.sleep(PAUSE)
+                time.sleep(PAUSE_SECONDS)
                 continue
             with asking, contextlib.suppress(OSError):
-                asking.settimeout(PATIENCE)
+                asking.settimeout(CLIENT_SECONDS)
                 try:
                     answer = msgspec.json.encode(self._look())
                 except BaseException:
@@ -162,7 +162,7 @@ class Inspection:
         if not self._thread.cancel():
             with contextlib.suppress(OSError):
                 self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread
-            self._thread.join(2 * PATIENCE)
+            self._thread.join(2 * CLIENT_SECONDS)
         self._listening.close()
 
 

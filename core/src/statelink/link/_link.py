@@ -35,7 +35,7 @@ __all__ = ["Link"]
 
 log = logger("statelink.link")
 
-LATE = 5.0
+END_SECONDS = 5.0
 """Seconds to wait for the end of a control thread that has just begun."""
 MAX_ROOM = (1 << 64) - 1
 MAX_NAME = 255
@@ -81,7 +81,7 @@ class Link:
             self._at_exit.forget()
             if self._inspection is not None:
                 self._inspection.close()
-            context.loop.stop(LATE)
+            context.loop.stop(END_SECONDS)
             raise
 
     @property

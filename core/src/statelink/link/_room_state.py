@@ -24,7 +24,7 @@ __all__ = ["Ready", "RoomState", "RoomWatcher", "room_reason"]
 
 log = logger("statelink.link")
 
-READY_POLL = 0.0005
+READY_POLL_SECONDS = 0.0005
 """Seconds between two queries of an engine's ready event. An event that is ready at once is queried once."""
 
 
@@ -372,5 +372,5 @@ class RoomState:
                 self._polls_event = False
                 again()
 
-            self.context.after(READY_POLL, look)
+            self.context.after(READY_POLL_SECONDS, look)
         return False

@@ -24,7 +24,7 @@ __all__ = ["RoomTable", "Rooms", "closed", "suspended", "unfinished"]
 
 log = logger("statelink.link")
 
-MOST_NAMED = 8
+MOST_NAMED_ROOMS = 8
 """Most rooms that an error names."""
 
 AnyState = TypeVar("AnyState", bound="RoomState")
@@ -248,8 +248,8 @@ def suspended(context: Context) -> ClosedError:
 
 def unfinished(context: Context, rooms: list[int], how: str, hint: str) -> RoomError:
     """The error of a link that cannot be suspended, because of ``rooms``, or because its control thread is late."""
-    named = ", ".join(str(room) for room in rooms[:MOST_NAMED])
-    more = f" and {len(rooms) - MOST_NAMED} more" if len(rooms) > MOST_NAMED else ""
+    named = ", ".join(str(room) for room in rooms[:MOST_NAMED_ROOMS])
+    more = f" and {len(rooms) - MOST_NAMED_ROOMS} more" if len(rooms) > MOST_NAMED_ROOMS else ""
     who = {"backend": context.backend.name, "link": context.name}
     cause = f"rooms {named}{more} {how}"
     if not rooms:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from ._room_state import RoomState
     from ._room_table import RoomTable
 
-__all__ = ["MOST", "snapshot"]
+__all__ = ["MOST_LISTED", "snapshot"]
 
-MOST = 64
+MOST_LISTED = 64
 """Most rooms, and most ranks, that are listed one by one; the counts have all of them."""
 
 NOT_QUIESCED = "proof that nothing writes to or reads its memory"
@@ -45,11 +45,11 @@ def snapshot(context: Context, table: RoomTable, control: Control) -> dict[str, 
         "rank": context.inventory.rank,
         "memory": {kind: dict(known) for kind, known in context.memory.items()},
         "peers": _peers(control.roles),
-        "ranks": ranks[:MOST],
+        "ranks": ranks[:MOST_LISTED],
         "rooms": {status.name.lower(): sum(room.status is status for room in rooms) for status in Status},
-        "oldest": [_room(room, now) for room in busy[:MOST]],
+        "oldest": [_room(room, now) for room in busy[:MOST_LISTED]],
         "quarantined": sorted(room.room for room in rooms if room.status is Status.FAILED and not room.memory.quiesced),
-        "taken_back": [room.room for room in table.unproven()[-MOST:]],
+        "taken_back": [room.room for room in table.unproven()[-MOST_LISTED:]],
         "quarantined_bytes": dict(quarantined),
         "held_bytes": dict(held),
         "strategies": _strategies(context.strategies.values()),

@@ -11,6 +11,7 @@ from ._blocks import Blocks
 from ._boxes import Box
 from ._compile import NO_LAYER, ComponentPlan, PairPlan, compile_pair
 from ._content import Content
+from ._indices import indices_of
 from ._items import Items, OffSpanError, Pages, check_pieces, pushed, required
 from ._match import differences, match
 from ._move import MAX_BATCH, Move, arrived_content, expected_move, plan_move
@@ -18,7 +19,6 @@ from ._numbers import checked_int
 from ._pack import Places, Tile
 from ._page_counts import Tokens, needs_tokens, tokens_of, unknown_pages
 from ._pairing import Due, due
-from ._payload import indices_of
 from ._positions import MAX_TOKENS, held_items, item_positions, required_span
 from ._request_content import MAX_CONTENT, checked_content, content_of
 from ._route import Assignment, Share, route

@@ -14,7 +14,7 @@ __all__ = ["Blocks"]
 U64 = npt.NDArray[np.uint64]
 U32 = npt.NDArray[np.uint32]
 
-LEAST = 1 << 20
+LEAST_PIECE_BYTES = 1 << 20
 """Bytes up to which `Blocks.pieces` never cuts a block, even if a limit is lower."""
 
 
@@ -100,7 +100,7 @@ class Blocks:
         Unlike `slices`, it also cuts blocks: into parts of at most ``max_bytes``, but never below 1 MiB. So a block of
         up to 1 MiB may be more than ``max_bytes``. It is then a batch of its own.
         """
-        return self._narrow(max(max_bytes, LEAST)).slices(max_blocks, max_bytes)
+        return self._narrow(max(max_bytes, LEAST_PIECE_BYTES)).slices(max_blocks, max_bytes)
 
     def _narrow(self, most: int) -> Blocks:
         """The same bytes in blocks of at most ``most`` bytes.

@@ -31,9 +31,9 @@ __all__ = [
 
 I64 = npt.NDArray[np.int64]
 
-SHORT = 32
+INDICES_ONE_BY_ONE = 32
 """Most indices that are looked at one by one, because numpy's calls then take longer."""
-LARGEST = 1 << 62
+LARGEST_INDEX = 1 << 62
 """The largest index that is accepted, even where an index addresses nothing."""
 SPARSE = 64
 """Marks are used to find duplicates if the range of indices is at most so many times their number."""
@@ -208,7 +208,7 @@ def _pushed(component: Component, tokens: int, prefix: int | None, span: tuple[i
 def _distinct(ids: I64) -> bool:
     """Whether no item is named twice, as far as a quick look tells."""
     size = ids.size
-    if size <= SHORT:
+    if size <= INDICES_ONE_BY_ONE:
         return size < 2 or len(set(ids.tolist())) == size
     return bool((ids[1:] > ids[:-1]).all())
 
@@ -278,7 +278,7 @@ def index_array(given: Any, what: str) -> np.ndarray[Any, Any]:
     except Exception as error:
         raise RoomError(f"{what} cannot be read", cause=_clipped(error), code="room.indices") from error
     if type(given) in (list, tuple):
-        kinds = set(map(type, given if raw.size <= SHORT else _suspects(given, raw)))
+        kinds = set(map(type, given if raw.size <= INDICES_ONE_BY_ONE else _suspects(given, raw)))
         if bool in kinds or np.bool_ in kinds:
             raise RoomError(f"{what} are not a list of integers", cause="bools are among them", code="room.indices")
     elif raw is not given and isinstance(given, np.ma.MaskedArray):
@@ -308,7 +308,7 @@ def _clipped(error: Exception) -> str:
 
 def _one(component: Component, given: Any) -> Items:
     only = given[0] if type(given) is list and len(given) == 1 else given
-    if type(only) is int and 0 <= only < (LARGEST if component.count is None else component.count):
+    if type(only) is int and 0 <= only < (LARGEST_INDEX if component.count is None else component.count):
         return Items(np.array((only,), np.int64), 0)
     if isinstance(given, Pages):
         given = given.ids
@@ -332,11 +332,11 @@ def checked_ids(component: Component, given: Any) -> I64:
             cause=f"got shape {raw.shape} of {raw.dtype}",
             code="room.indices",
         )
-    count = LARGEST if component.count is None else component.count
+    count = LARGEST_INDEX if component.count is None else component.count
     size = raw.size
     if size == 1:
         inside = 0 <= raw.item() < count
-    elif size <= SHORT:
+    elif size <= INDICES_ONE_BY_ONE:
         each: list[int] = raw.tolist()
         inside = not each or (min(each) >= 0 and max(each) < count)
     else:

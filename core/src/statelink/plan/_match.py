@@ -17,7 +17,7 @@ from ._ranks import check_ranks
 __all__ = ["differences", "match"]
 
 SHOWN = 12
-FEW = 2
+MOST_LISTED_BUFFERS = 2
 """Most buffers for which an error has a line each."""
 NAMED = 4
 """Most buffers that one line names. It counts the rest."""
@@ -92,7 +92,7 @@ def _lines(found: Sequence[Difference]) -> list[str]:
     return [
         f"{component}{'/' if name else ''}{name}{': ' if field else ''}{field}: {ours} on decode, {theirs} on prefill"
         for (component, field, ours, theirs), buffers in alike.items()
-        for name in (buffers if len(buffers) <= FEW else [_names(buffers)])
+        for name in (buffers if len(buffers) <= MOST_LISTED_BUFFERS else [_names(buffers)])
     ]
 
 

@@ -15,14 +15,14 @@ from ._content import Content, contents
 from ._items import Items
 from ._pack import Places, Tile, claim, parcels, places
 from ._pairing import Due, Pairs, pair
-from ._tables import LARGEST, table
+from ._tables import PIECE_ELEMENTS, table
 
 if TYPE_CHECKING:
     from ._compile import ComponentPlan, Group
 
 __all__ = ["MAX_BATCH", "Move", "arrived_content", "expected_move", "plan_move"]
 
-MAX_BATCH = LARGEST // 4
+MAX_BATCH = PIECE_ELEMENTS // 4
 """Most blocks in one batch of `Move.blocks`. It bounds memory, not the size of a move. It also keeps each operation of
 numpy short: while a long one runs, the engine's thread takes the interpreter, and gives it back 5 ms later."""
 MAX_OFFSETS = 1 << 18

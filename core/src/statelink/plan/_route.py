@@ -55,7 +55,7 @@ class _Cell(NamedTuple):
     optional: bool
 
 
-class _Holder(NamedTuple):
+class _Holding(NamedTuple):
     rank: int
     layout: Layout
     partition: Partition
@@ -154,20 +154,20 @@ def _boxes_by_writer(
     return {writer: merge_boxes(boxes) for writer, boxes in chosen.items()}
 
 
-def _holders(sources: Sequence[Inventory]) -> dict[tuple[str, str], list[_Holder]]:
-    found: dict[tuple[str, str], list[_Holder]] = {}
+def _holders(sources: Sequence[Inventory]) -> dict[tuple[str, str], list[_Holding]]:
+    found: dict[tuple[str, str], list[_Holding]] = {}
     for source in sources:
         for component in source.components:
             for buffer in component.buffers:
                 if buffer.count:
-                    holder = _Holder(source.rank, buffer.layout, component.partition)
+                    holder = _Holding(source.rank, buffer.layout, component.partition)
                     found.setdefault((component.name, buffer.name), []).append(holder)
     return found
 
 
 def _sharings(
-    target: Inventory, component: Component, buffer: Buffer, held: Sequence[_Holder]
-) -> list[Sequence[_Holder]]:
+    target: Inventory, component: Component, buffer: Buffer, held: Sequence[_Holding]
+) -> list[Sequence[_Holding]]:
     """Groups of holders with the same positions.
 
     Each group must hold the whole box, because no other has its positions.
@@ -175,7 +175,7 @@ def _sharings(
     Raises:
         MismatchError: Nobody holds some positions, or positions are dealt out in two ways at once.
     """
-    found: dict[Partition, list[_Holder]] = {}
+    found: dict[Partition, list[_Holding]] = {}
     for holder in held:
         found.setdefault(holder.partition, []).append(holder)
     if Partition() in found:
@@ -196,7 +196,7 @@ def _sharings(
     return [found[Partition(kind, size, index, block)] for index in indices]
 
 
-def _owners(target: Layout, held: Sequence[_Holder]) -> list[_Cell]:
+def _owners(target: Layout, held: Sequence[_Holding]) -> list[_Cell]:
     """The cells of the destination's slabs, each with the ranks that hold it, in the order of ranks."""
     for layout in (target, *(holder.layout for holder in held)):
         if any(slab.stepped for slab in layout.slabs):

@@ -13,18 +13,18 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LARGEST", "table"]
+__all__ = ["PIECE_ELEMENTS", "table"]
 
 U64 = npt.NDArray[np.uint64]
 
-LARGEST = 1 << 15
+PIECE_ELEMENTS = 1 << 15
 """Elements of one piece of memory that is used again: four for each block of the largest batch."""
 SMALLEST = 1 << 14
 """Least elements for which it pays. For less, the allocator has used pages at hand."""
-KEPT = 8
+KEPT_PIECES = 8
 """Most pieces of memory that wait to be used again. Each has 256 KiB."""
 
-_free: deque[bytearray] = deque(maxlen=KEPT)  # appending and popping are atomic
+_free: deque[bytearray] = deque(maxlen=KEPT_PIECES)  # appending and popping are atomic
 
 
 def table(nelements: int) -> U64:
@@ -35,12 +35,12 @@ def table(nelements: int) -> U64:
     Args:
         nelements: Elements wanted; uint64.
     """
-    if not SMALLEST <= nelements <= LARGEST:
+    if not SMALLEST <= nelements <= PIECE_ELEMENTS:
         return np.empty(nelements, np.uint64)
     try:
         memory = _free.pop()
     except IndexError:
-        memory = bytearray(8 * LARGEST)
+        memory = bytearray(8 * PIECE_ELEMENTS)
     # Every view refers to this array, because its memory belongs to no other array. So it lives as long as the last
     # view.
     owner = np.frombuffer(memory, np.uint64)

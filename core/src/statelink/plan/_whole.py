@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Shapes", "Whole"]
 
-SMALL = 250
+MOST_SHAPE_BLOCKS = 250
 """Most blocks of a shape. With twice as many numbers, numpy still keeps the interpreter."""
 OFTEN = 3
 """How often a shape comes before it is worked out, which takes as long as pairing the components of four requests."""
@@ -124,7 +124,7 @@ class Shapes:
             written += 1
             there, here = items.ids, targets[name].ids
             blocks += there.size * plan.item_blocks
-            if blocks > SMALL:
+            if blocks > MOST_SHAPE_BLOCKS:
                 return None
             if plan.source.page:
                 owed = due(plan.source, plan.target, tokens, prefix)

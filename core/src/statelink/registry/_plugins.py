@@ -22,7 +22,7 @@ from ._backends import entry_points
 __all__ = ["GROUP", "PluginFailure", "plugin_failures", "plugin_manager"]
 
 GROUP = "statelink.plugins"
-PATIENCE = 60.0
+LOADING_SECONDS = 60.0
 """Seconds for which a thread waits for a package that another thread loads."""
 
 log = logger("statelink.registry")
@@ -127,10 +127,11 @@ def _load(manager: pluggy.PluginManager, package: _Package, me: int) -> None:
         if _is_being_imported(package):
             return  # this thread imports it, and has not come to its hooks: the next call loads them
     with _changed:
-        if not _changed.wait_for(lambda: package.thread is None, PATIENCE):
+        if not _changed.wait_for(lambda: package.thread is None, LOADING_SECONDS):
             raise ConfigError(
                 f"the package {package.distribution} with hooks is not loaded",
-                cause=f"another thread has imported {package.point.module} for {PATIENCE:.0f} s, and has not ended",
+                cause=f"another thread has imported {package.point.module} for {LOADING_SECONDS:.0f} s, and has "
+                "not ended",
                 hint="a module must not wait, while it is imported, for a thread that asks for a state type or opens a "
                 "link",
                 code="config.plugins",

@@ -26,13 +26,13 @@ __all__ = ["RendezvousClient"]
 
 log = logger("statelink.rendezvous")
 
-RETRY = 1.0
+RESEND_SECONDS = 1.0
 """Seconds after which an unanswered question or registration is sent again."""
-PATIENCE = 0.25
+ANSWER_SECONDS = 0.25
 """Most seconds that `resolve` waits for an answer, if the server has answered before."""
-SILENCE = 3.0
+SILENCE_SECONDS = 3.0
 """Seconds without an answer after which the connection is replaced."""
-FORGET = 10.0
+FORGET_SECONDS = 10.0
 """Seconds after which a question is dropped, if nobody asks it again."""
 
 
@@ -106,7 +106,7 @@ class RendezvousClient:
             if fresh:
                 self._wake()
                 if self._asked is None:
-                    self._changed.wait_for(lambda: peer in self._answers or self._closing, PATIENCE)
+                    self._changed.wait_for(lambda: peer in self._answers or self._closing, ANSWER_SECONDS)
             answer = self._answers.pop(peer, None)
             if answer is not None:
                 del self._wanted[peer]
@@ -155,7 +155,7 @@ class RendezvousClient:
                     self._wakee.recv(4096)
             except Exception:
                 log.exception("defect: in the thread that speaks to the rendezvous server")
-                time.sleep(RETRY)
+                time.sleep(RESEND_SECONDS)
         if self._registration is not None:
             self._send(wire.Bye(sender=self._link))
         self._channel.close()
@@ -163,8 +163,8 @@ class RendezvousClient:
     def _pause(self) -> float:
         with self._changed:
             if self._wanted:
-                return RETRY / 4
-            return max(0.0, self._due - time.monotonic()) if self._registration else RETRY
+                return RESEND_SECONDS / 4
+            return max(0.0, self._due - time.monotonic()) if self._registration else RESEND_SECONDS
 
     def _ask(self) -> None:
         """Send what is due."""
@@ -173,7 +173,7 @@ class RendezvousClient:
         if self._asked is not None:
             known = self._channel.trouble(address)
             self._trouble = known or wire.Trouble.QUIET
-            if now - self._asked > SILENCE:
+            if now - self._asked > SILENCE_SECONDS:
                 if known is not None and not self._silent:
                     log.warning(
                         "the rendezvous server at %s does not answer: %s; %s",
@@ -185,13 +185,13 @@ class RendezvousClient:
                 # Messages that wait in the old connection are out of date, and would arrive all at once.
                 self._channel.redial(self._server)
                 # Only a new connection finds out why a server that has answered is silent. It soon knows.
-                self._asked = now if known is not None else now - SILENCE + RETRY
+                self._asked = now if known is not None else now - SILENCE_SECONDS + RESEND_SECONDS
         messages: list[wire.Message] = []
         with self._changed:
             if self._registration is not None and now >= self._due:
-                self._due = now + RETRY
+                self._due = now + RESEND_SECONDS
                 messages.append(self._registration)
-            self._wanted = {name: asked for name, asked in self._wanted.items() if now - asked < FORGET}
+            self._wanted = {name: asked for name, asked in self._wanted.items() if now - asked < FORGET_SECONDS}
             messages += [
                 wire.Resolve(sender=self._link, instance=name) for name in self._wanted if name not in self._answers
             ]

@@ -19,7 +19,7 @@ from statelink.link import StaticRendezvous
 from statelink.wire import MAX_RANKS
 
 from ._gateway import (
-    MOST_BYTES,
+    MOST_ANSWER_BYTES,
     EtcdRefusedError,
     EtcdSilentError,
     Gateway,
@@ -42,9 +42,9 @@ __all__ = ["EtcdClient"]
 
 log = logger("statelink.rendezvous")
 
-RETRY = 1.0
+RETRY_SECONDS = 1.0
 """Seconds after which what failed is tried again."""
-PATIENCE = 0.5
+FIRST_ANSWER_SECONDS = 0.5
 """Most seconds that `resolve` waits for the first answer about an instance, while etcd answers."""
 LEAVE = 2.0
 """Most seconds that `close` waits for etcd to end the lease."""
@@ -118,7 +118,9 @@ class EtcdClient:
             if fresh:
                 self._post(lambda: self._look_for(peer))
                 if self._trouble is None:
-                    self._changed.wait_for(lambda: peer in self._seen or self._closing or self._trouble, PATIENCE)
+                    self._changed.wait_for(
+                        lambda: peer in self._seen or self._closing or self._trouble, FIRST_ANSWER_SECONDS
+                    )
             seen = self._seen.get(peer)
             return seen.addresses if seen is not None else None
 
@@ -185,7 +187,7 @@ class EtcdClient:
 
     async def _repeat(self, name: str, step: Callable[[], Coroutine[Any, Any, float]]) -> None:
         while True:
-            pause = RETRY
+            pause = RETRY_SECONDS
             try:
                 pause = await step()
             except (EtcdSilentError, EtcdRefusedError) as error:
@@ -239,7 +241,7 @@ class EtcdClient:
                 self._placed = True
             self._complain(refused)
         self._note(None)
-        return RETRY if self._complaint else lifetime / 3
+        return RETRY_SECONDS if self._complaint else lifetime / 3
 
     async def _why_not(self, instance: str, rank: int, record: Record, held: Pair | None) -> Reason | None:
         """Why this link must not write its key; ``None`` if it may. ``held``: what the key has."""
@@ -284,13 +286,13 @@ class EtcdClient:
                         entries[change.key] = change.value
                 if (
                     len(entries) > MAX_RANKS
-                    or sum(len(key) + len(value) for key, value in entries.items()) > MOST_BYTES
+                    or sum(len(key) + len(value) for key, value in entries.items()) > MOST_ANSWER_BYTES
                 ):
                     raise EtcdSilentError(f"it tells more of {name!r:.80} than an instance has", "")
                 self._publish(name, entries)
         except EtcdSilentError as error:  # another member may answer: what is known counts until none does
             log.debug("a watch of etcd broke: %s", error)
-            return RETRY
+            return RETRY_SECONDS
         return 0.05
 
     def _publish(self, name: str, entries: Mapping[str, bytes]) -> None:

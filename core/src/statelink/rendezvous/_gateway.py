@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 __all__ = [
-    "MOST_BYTES",
+    "MOST_ANSWER_BYTES",
     "Change",
     "EtcdRefusedError",
     "EtcdSilentError",
@@ -35,9 +35,9 @@ __all__ = [
     "unpack",
 ]
 
-CONNECT = 2.0
+CONNECT_SECONDS = 2.0
 """Seconds that a member of the cluster may take to connect."""
-MOST_BYTES = 16 << 20
+MOST_ANSWER_BYTES = 16 << 20
 """Most bytes of an answer, and of one message of a watch: 4 KiB for each rank of the largest instance."""
 MOST_OBJECTS = 4 * MAX_RANKS
 """Most objects of JSON in them: a rank has at most three. Each takes memory and time while the process stands still."""
@@ -150,7 +150,7 @@ class Gateway:
         self._login = login
         self._waits = waits
         self._token = ""
-        self._answer = aiohttp.ClientTimeout(total=waits.answer, sock_connect=CONNECT)
+        self._answer = aiohttp.ClientTimeout(total=waits.answer, sock_connect=CONNECT_SECONDS)
         # A watch keeps its connection for itself.
         connector = aiohttp.TCPConnector(limit=0, ssl=login.tls or False)
         # No proxy of the environment must come between, and no cookie is kept. Nobody unpacks what is compressed,
@@ -234,7 +234,7 @@ class Gateway:
             EtcdRefusedError: It refuses the watch.
         """
         request = {"key": pack(prefix), "range_end": pack(end_of(prefix)), "start_revision": str(revision)}
-        timeout = self._aiohttp.ClientTimeout(total=None, sock_connect=CONNECT, sock_read=self._waits.refresh)
+        timeout = self._aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=self._waits.refresh)
         # With this header, a member that has lost the cluster ends the watch.
         headers = {**self._headers(), "Grpc-Metadata-hasleader": "true"}
         try:
@@ -378,8 +378,8 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 def _extend(held: bytearray, part: bytes) -> None:
     held += part
-    if len(held) > MOST_BYTES:
-        raise _foreign(f"a message of more than {MOST_BYTES} bytes")
+    if len(held) > MOST_ANSWER_BYTES:
+        raise _foreign(f"a message of more than {MOST_ANSWER_BYTES} bytes")
 
 
 def _read(raw: bytes, kind: type[Answer]) -> Answer:

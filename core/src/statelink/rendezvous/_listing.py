@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Instance", "Rank", "list_instances"]
 
-PATIENCE = 3.0
+LISTING_SECONDS = 3.0
 """Seconds that the server may take for an answer."""
 PAGE = 1000
 """Keys that one question to etcd asks for."""
-MOST_LISTED = 128 << 20
+MOST_LISTED_BYTES = 128 << 20
 """Most bytes of all keys and values in etcd: 2 KiB for each rank."""
 
 
@@ -122,7 +122,7 @@ def _listed(address: str, keys: wire.Keys | None) -> list[wire.Listed]:
 
 def _ask(channel: wire.Channel, question: wire.Browse, server: wire.Endpoint) -> tuple[wire.Listed, ...]:
     channel.send(question, str(server))
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + LISTING_SECONDS
     while (left := end - time.monotonic()) > 0:
         for message, _ in channel.receive(left):
             if isinstance(message, wire.Browsed):
@@ -154,8 +154,8 @@ async def _entries(cluster: Cluster, page: int) -> list[tuple[str, bytes]]:
                 key, value = unpack(pair.key) + b"\0", unpack(pair.value)
                 nbytes += len(key) + len(value)
                 found.append((key_in(pair).removeprefix(root), value))
-            if len(found) > MAX_ENTRIES or nbytes > MOST_LISTED:
-                raise _silent(where, f"it lists more than {MAX_ENTRIES} ranks, or {MOST_LISTED} bytes")
+            if len(found) > MAX_ENTRIES or nbytes > MOST_LISTED_BYTES:
+                raise _silent(where, f"it lists more than {MAX_ENTRIES} ranks, or {MOST_LISTED_BYTES} bytes")
             if not answer.more or not answer.kvs:
                 return found
     except EtcdSilentError as error:

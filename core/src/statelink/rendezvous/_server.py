@@ -21,7 +21,7 @@ log = logger("statelink.rendezvous")
 
 MAX_REQUEST = 16 << 10
 """Most bytes of a client's message. A registration with the longest names is shorter."""
-BEAT = 1.0
+BEAT_SECONDS = 1.0
 """Seconds between checks for expired entries, while no message comes."""
 
 
@@ -110,7 +110,7 @@ class RendezvousServer:
     def _run(self) -> None:
         while not self._stopping:
             try:
-                for message, _ in self._channel.receive(BEAT):
+                for message, _ in self._channel.receive(BEAT_SECONDS):
                     self._handle(message)
                 with self._lock:
                     self._registry.expire(time.monotonic())

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StagedReceive"]
 
-MOST = 16
+MOST_PARCELS = 16
 """Most parcels of one component of one room that one writer may have asked for and not written."""
 
 
@@ -70,7 +70,7 @@ class StagedReceive(ReceiveHook):
         with self._lock:
             if self._failed:
                 return
-            if said.number != self._next or len(self._asked) >= MOST:
+            if said.number != self._next or len(self._asked) >= MOST_PARCELS:
                 raise WireError("prefill asks for too much space at once, or twice", cause=str(said))
             self._next += 1
             self._asked[said.number] = said.nbytes

@@ -20,7 +20,7 @@ MAX_AXES = 8
 MAX_DTYPE = 1024
 """Most characters of the name of an element type or of an axis."""
 MAX_SLABS = 64
-MAX_STRETCHES = 1 << 16
+MAX_COMPARED_STRETCHES = 1 << 16
 """Most contiguous stretches of one item, in all slabs together, that are compared for overlap."""
 MAX_BYTES = 1 << 62
 OF_A_SLAB = 64
@@ -177,10 +177,10 @@ class Layout(msgspec.Struct, frozen=True):
     def _check_apart(self) -> None:
         """Check that no two slabs have the same local bytes."""
         pieces = self.pieces
-        if pieces > MAX_STRETCHES:
+        if pieces > MAX_COMPARED_STRETCHES:
             raise StateError(
                 "the slabs of a layout fall apart into too many pieces",
-                cause=f"{pieces} contiguous pieces, and at most {MAX_STRETCHES} can be compared",
+                cause=f"{pieces} contiguous pieces, and at most {MAX_COMPARED_STRETCHES} can be compared",
             )
         spend(pieces)
         # Sorted ranges are disjoint if and only if each begins no earlier than the one before it ends.

@@ -3,8 +3,8 @@
 ``sendmsg`` and ``readv`` move bytes between a socket and memory. ``process_vm_readv`` moves them from another process's
 memory to this one's. A wrong address gives an error and never a crash.
 
-A call that may move much lets go of the interpreter. One that moves at most `SMALL` bytes keeps it: it takes a few
-microseconds, and beside a thread that computes, it could take 5 ms to get the interpreter back.
+A call that may move much lets go of the interpreter. One that moves at most `MOST_PROMPT_BYTES` bytes keeps it: it
+takes a few microseconds, and beside a thread that computes, it could take 5 ms to get the interpreter back.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import numpy as np
 from ._ranges import U64, merge
 
 __all__ = [
+    "MOST_PROMPT_BYTES",
     "NO_SIGNAL",
-    "SMALL",
     "Vectors",
     "can_copy",
     "copy",
@@ -44,7 +44,7 @@ IOV_MAX: Final = 1024
 WORTH_JOINING: Final = 64
 """Of more vectors than this, those that continue each other are joined. The kernel takes so few as they are."""
 
-SMALL: Final = 128 << 10
+MOST_PROMPT_BYTES: Final = 128 << 10
 """Most bytes that a call moves while it keeps the interpreter."""
 
 PR_SET_PTRACER: Final = 0x59616D61
@@ -194,8 +194,8 @@ def receive(fd: int, vectors: Vectors, position: int, limit: int) -> int | None:
 
 def send_bytes(fd: int, data: bytes | memoryview) -> int:
     """As `send`, for one piece of Python's memory."""
-    if len(data) > SMALL:
-        data = memoryview(data)[:SMALL]
+    if len(data) > MOST_PROMPT_BYTES:
+        data = memoryview(data)[:MOST_PROMPT_BYTES]
     return _moved(_keeping.send(fd, bytes(data), len(data), NO_SIGNAL))
 
 
@@ -206,7 +206,7 @@ def receive_into(fd: int, view: memoryview) -> int | None:
 
 def receive_at(fd: int, address: int, nbytes: int) -> int | None:
     """As `receive`, into one piece of memory, which the caller keeps."""
-    moved = (_keeping if nbytes <= SMALL else _letting_go).recv(fd, address, nbytes, 0)
+    moved = (_keeping if nbytes <= MOST_PROMPT_BYTES else _letting_go).recv(fd, address, nbytes, 0)
     if moved > 0:
         return moved
     return None if moved == 0 else _moved(moved)
@@ -279,7 +279,7 @@ def permit_ptrace() -> None:
 
 
 def _calls(nbytes: int) -> _Calls:
-    return _keeping if nbytes <= SMALL else _letting_go
+    return _keeping if nbytes <= MOST_PROMPT_BYTES else _letting_go
 
 
 def _moved(result: int) -> int:

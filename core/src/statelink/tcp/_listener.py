@@ -25,7 +25,7 @@ __all__ = ["Known", "Listener", "listen"]
 log = logger("statelink.tcp")
 
 BACKLOG: Final = 128
-ACCEPT_PAUSE: Final = 0.2
+ACCEPT_PAUSE_SECONDS: Final = 0.2
 """Seconds without accepting after the system refused a connection, usually because descriptors ran out."""
 
 
@@ -158,7 +158,7 @@ class Listener:
                 self._step()
             except Exception:
                 log.exception("defect: in the thread that listens")
-                time.sleep(ACCEPT_PAUSE)
+                time.sleep(ACCEPT_PAUSE_SECONDS)
         for pending in list(self._pending.values()):
             self._drop(pending, "closing", "this side is closing")
         self._close_all()
@@ -198,9 +198,9 @@ class Listener:
             return
         except OSError as error:
             # Trying again at once would only keep a core busy.
-            log.warning("no connection can be accepted for %s s: %s", ACCEPT_PAUSE, error)
+            log.warning("no connection can be accepted for %s s: %s", ACCEPT_PAUSE_SECONDS, error)
             self._selector.unregister(self._sock)
-            self._accept_again = time.monotonic() + ACCEPT_PAUSE
+            self._accept_again = time.monotonic() + ACCEPT_PAUSE_SECONDS
             return
         if len(self._pending) >= self._options.max_pending:
             oldest = next(iter(self._pending.values()))

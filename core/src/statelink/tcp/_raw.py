@@ -27,10 +27,10 @@ __all__ = ["RawSocket"]
 MOST_VECTORS = 1024
 """Most blocks of one system call."""
 TOKEN_BYTES = 16
-PATIENCE = 30.0
-INTRODUCTION = 5.0
-"""Seconds in which whoever has connected must show the token. It is shorter than `PATIENCE`, for which the source waits
-while a stranger is silent."""
+STEP_SECONDS = 30.0
+INTRODUCTION_SECONDS = 5.0
+"""Seconds in which whoever has connected must show the token. It is shorter than `STEP_SECONDS`, for which the source
+waits while a stranger is silent."""
 COUNT = struct.Struct("!Q")
 
 
@@ -70,7 +70,7 @@ class RawSocket:
         if self._socket is not None:
             self._socket.close()
         host, port = peer[TOKEN_BYTES:].decode().split()
-        self._socket = socket.create_connection((host, int(port)), timeout=PATIENCE)
+        self._socket = socket.create_connection((host, int(port)), timeout=STEP_SECONDS)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         rows = np.ascontiguousarray(target, np.uint64)
         self._socket.sendall(peer[:TOKEN_BYTES] + COUNT.pack(len(rows)) + rows.tobytes())
@@ -96,7 +96,7 @@ class RawSocket:
         if self._socket is not None:
             self._socket.close()
         if self._thread is not None:
-            self._thread.join(PATIENCE)
+            self._thread.join(STEP_SECONDS)
 
     def _answered(self) -> None:
         assert self._socket is not None
@@ -133,14 +133,14 @@ class RawSocket:
 
     def _knows_token(self, made: socket.socket) -> bool:
         """Whether it is the source that has connected. Others may hang up or stay silent; the source comes later."""
-        made.settimeout(INTRODUCTION)
+        made.settimeout(INTRODUCTION_SECONDS)
         try:
             return hmac.compare_digest(_exactly(made, TOKEN_BYTES), self._token)
         except OSError:
             return False
 
     def _serve(self, made: socket.socket) -> None:
-        made.settimeout(PATIENCE)
+        made.settimeout(STEP_SECONDS)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         (count,) = COUNT.unpack(_exactly(made, COUNT.size))
         if count > sum(each.nbytes for each in self._regions):

@@ -30,7 +30,7 @@ log = logger("statelink.tcp")
 
 TRANSPORTS: Final = {Mode.COPY: "process_vm", Mode.SEND: "socket"}
 """The transports: the receiver reads this side's memory, or the connection carries the payload."""
-FEW: Final = 4
+MOST_OFFERED_PIECES: Final = 4
 """Most pieces that `Sender.submit` offers to the socket."""
 
 
@@ -158,7 +158,7 @@ class Sender:
         if not self._turn.acquire(blocking=False):
             return False
         try:
-            return self._flush(FEW)
+            return self._flush(MOST_OFFERED_PIECES)
         except Lost:
             return False  # the thread finds out the same, and gives the connection up
         finally:

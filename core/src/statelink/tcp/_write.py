@@ -9,7 +9,7 @@ import numpy as np
 from statelink.backend import Batch, Transfer
 
 from ._frames import Header, Mode, pack_write
-from ._iovec import SMALL, Vectors
+from ._iovec import MOST_PROMPT_BYTES, Vectors
 
 if TYPE_CHECKING:
     from ._stream import Stream
@@ -44,7 +44,7 @@ class Write(Transfer):
         header = Header(mode, len(blocks.nbytes), sequence, self._batch.room, self._batch.generation, nbytes)
         self._frame = frame = pack_write(header, blocks)
         self._vectors, self._total = None, len(frame)
-        if mode is Mode.SEND or len(frame) > SMALL:
+        if mode is Mode.SEND or len(frame) > MOST_PROMPT_BYTES:
             addresses = np.array([np.frombuffer(frame, np.uint8).ctypes.data], np.uint64)
             lengths = np.array([len(frame)], np.uint64)
             if mode is Mode.SEND:

@@ -26,7 +26,7 @@ __all__ = ["BROKEN", "Found", "Settings", "run"]
 Step = Literal["import", "probe", "open", "leave"]
 BROKEN = "libstatelink-kit.so: cannot open shared object file"
 """The error of importing a library that is broken on purpose."""
-PATIENCE = 120.0
+STEP_SECONDS = 120.0
 """Most seconds for a step."""
 
 
@@ -108,11 +108,13 @@ def run(
                 text=True,
                 errors="replace",
                 env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join([folder, path])},
-                timeout=PATIENCE,
+                timeout=STEP_SECONDS,
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise AssertionError(f"the step {step!r} did not end within {PATIENCE:g} s: {error.stdout!r}") from error
+            raise AssertionError(
+                f"the step {step!r} did not end within {STEP_SECONDS:g} s: {error.stdout!r}"
+            ) from error
         file = Path(settings.file)
         found = msgspec.json.decode(file.read_bytes(), type=Found) if file.exists() else Found()
         return msgspec.structs.replace(found, status=done.returncode, printed=done.stdout)

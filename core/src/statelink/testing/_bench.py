@@ -243,7 +243,7 @@ class Pair:
         wrong = np.flatnonzero(self.target.memory != expected)
         if len(wrong):
             words = f"{len(wrong)} bytes of the target are not what they should be, the first at {wrong[0]}"
-            self.target.worker(_inside.rest, _inside.MOMENTS)
+            self.target.worker(_inside.rest, _inside.MOMENTS_SECONDS)
             if (self.target.memory == expected).all():
                 raise Finding(f"{words}: they came after their move was reported done", EARLY)
             raise Finding(words + self._why(expected, wrong, blocks), BYTES, general=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from statelink.backend import Batch, Transfer
 
 from . import _inside
-from ._worker import REST, Unexpected, unexpected
+from ._worker import REST_SECONDS, Unexpected, unexpected
 
 if TYPE_CHECKING:
     from statelink.backend import Outcome
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from ._inside import Move
     from ._worker import Host, Opened
 
-__all__ = ["BRIEFLY"]
+__all__ = ["BRIEFLY_SECONDS"]
 
-BRIEFLY = 0.5
+BRIEFLY_SECONDS = 0.5
 """Seconds for which transfers to a stopped peer are polled."""
 
 
@@ -27,11 +27,11 @@ def submitted(host: Host, each: Move) -> None:
     """Submit as much to a peer as it may have under way at once, and poll it for a moment. Waits for no transfer."""
     opened = host.backends[each.link]
     running = _submit(opened, each)
-    until = time.monotonic() + BRIEFLY
+    until = time.monotonic() + BRIEFLY_SECONDS
     while time.monotonic() < until:
         with opened.turn:
             opened.backend.poll([transfer for transfer in running if transfer.outcome is None])
-        time.sleep(REST)
+        time.sleep(REST_SECONDS)
 
 
 def others(host: Host, stuck: Move, other: Move, patience: float) -> list[Outcome]:
@@ -61,7 +61,7 @@ def begun(host: Host, each: Move) -> None:
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    thread.join(BRIEFLY)
+    thread.join(BRIEFLY_SECONDS)
     if failures:
         raise failures[0]
 

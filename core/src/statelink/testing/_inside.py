@@ -38,19 +38,19 @@ from statelink.registry import load_backend
 
 from ._worker import Finding, Host, Hung, Opened, Unexpected, outcome_of, returning, transfer_of
 
-__all__ = ["MOMENTS", "Held", "Move", "kind_of"]
+__all__ = ["MOMENTS_SECONDS", "Held", "Move", "kind_of"]
 
 U64 = npt.NDArray[np.uint64]
 
-MOMENTS = 0.3
+MOMENTS_SECONDS = 0.3
 """Seconds after which bytes that were not there count as never coming."""
 
 PROBE = "Let `probe` never raise. If the backend cannot run here, return `Probe(ok=False, reason=...)`."
 
-SWITCH = 0.00002
+SWITCH_SECONDS = 0.00002
 """Seconds after which Python changes threads while moves run at once. Its own 5 ms hide what is not locked."""
 
-MOST = 1 << 40
+TOO_MANY_BYTES = 1 << 40
 """Bytes of which no region of the kit has so many."""
 
 SHARED = Path("/dev/shm")
@@ -253,7 +253,7 @@ def pieces(blocks: Blocks, limits: Capabilities) -> Iterator[Blocks]:
 
     The core finds such a block before it cuts.
     """
-    fits = blocks.nbytes.max(initial=0) < MOST
+    fits = blocks.nbytes.max(initial=0) < TOO_MANY_BYTES
     return (blocks.pieces if fits else blocks.slices)(limits.max_blocks, limits.max_bytes)
 
 
@@ -318,7 +318,7 @@ def at_once(host: Host, moves: Sequence[Move], blocks: int, patience: float) -> 
 
     threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in enumerate(moves)]
     usual = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH)
+    sys.setswitchinterval(SWITCH_SECONDS)
     try:
         for thread in threads:
             thread.start()
@@ -360,7 +360,7 @@ def early(
         landed = bool((to[ends] == value).all())
         if not outcome.ok:
             raise Finding(f"round {number} failed: {outcome.reason}", "Move the batch, or mend what the reason says.")
-        until = time.monotonic() + MOMENTS
+        until = time.monotonic() + MOMENTS_SECONDS
         while not (landed or (to[ends] == value).all()):
             if time.monotonic() > until:
                 return number + 1, False

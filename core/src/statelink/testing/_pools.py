@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ._worker import Host
 
-__all__ = ["LABELS", "PREFIX", "TOKENS", "Held", "Stock", "fill", "judge", "make"]
+__all__ = ["LABELS", "PREFIX", "TOKENS", "HeldState", "Stock", "fill", "judge", "make"]
 
 TOKENS, PREFIX, PAGE = 75, 16, 8
 POOL, SLOTS, LAYERS = 24, 5, (0, 3)
@@ -48,7 +48,7 @@ class Built(NamedTuple):
     needs: dict[str, Any]
 
 
-class Held(NamedTuple):
+class HeldState(NamedTuple):
     """One component of one rank in one request.
 
     Attributes:
@@ -250,7 +250,7 @@ LABELS: Mapping[str, str] = {label: type for label, (type, _) in COMPONENTS.item
 """Name of a component in the documentation, to its state type."""
 
 
-def make(role: str, rank: int, width: int, labels: list[str], stock: Stock) -> dict[str, Held]:
+def make(role: str, rank: int, width: int, labels: list[str], stock: Stock) -> dict[str, HeldState]:
     """Components of one rank, with space for one request in each."""
     prefill = role == "prefill"
     rng = np.random.default_rng([len(role), rank])
@@ -263,11 +263,11 @@ def make(role: str, rank: int, width: int, labels: list[str], stock: Stock) -> d
         if needs.pop("pages", False):
             needs["pages"] = rng.permutation(POOL)
         ids = statelink.indices_of(built.described.component, TOKENS, 0 if prefill else PREFIX, **needs)
-        made[label] = Held(built.described, built.pools, built.cuts, ids)
+        made[label] = HeldState(built.described, built.pools, built.cuts, ids)
     return made
 
 
-def fill(held: Mapping[str, Held]) -> None:
+def fill(held: Mapping[str, HeldState]) -> None:
     """Put the request into prefill's pools."""
     for label, each in held.items():
         for number, array in enumerate(each.pools):
@@ -275,7 +275,7 @@ def fill(held: Mapping[str, Held]) -> None:
                 array[index] = _content(label, each, number, distance)
 
 
-def judge(held: Mapping[str, Held]) -> dict[str, str]:
+def judge(held: Mapping[str, HeldState]) -> dict[str, str]:
     """What is wrong with each component on decode; empty for nothing."""
     verdicts = {}
     for label, each in held.items():
@@ -290,7 +290,7 @@ def judge(held: Mapping[str, Held]) -> dict[str, str]:
     return verdicts
 
 
-def _content(label: str, each: Held, number: int, distance: int) -> Array:
+def _content(label: str, each: HeldState, number: int, distance: int) -> Array:
     """The expected bytes of an item of a rank."""
     shape, cut = each.cuts[number]
     seed = [len(label), sum(label.encode()), number, distance]

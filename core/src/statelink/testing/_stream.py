@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from statelink.backend import Batch, Side
 from statelink.errors import StatelinkError
 
-from ._worker import REST, Finding, Hung, Unexpected, outcome_of, unexpected
+from ._worker import REST_SECONDS, Finding, Hung, Unexpected, outcome_of, unexpected
 
 if TYPE_CHECKING:
     from statelink.backend import Outcome, Transfer
@@ -111,7 +111,7 @@ class Stream:
                     self._failed.append((number, transfer))
                 del self._busy[number]
         if self._busy:
-            time.sleep(REST)
+            time.sleep(REST_SECONDS)
 
     def stop(self) -> None:
         """Begin no more moves."""
@@ -141,7 +141,7 @@ class Stream:
             if unsettled:
                 with self._opened.turn:
                     self._opened.backend.poll(unsettled)
-            time.sleep(REST)
+            time.sleep(REST_SECONDS)
 
 
 def start(host: Host, moves: Sequence[Move]) -> None:

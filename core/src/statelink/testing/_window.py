@@ -20,7 +20,7 @@ __all__ = ["DONE", "ORDER", "READ", "WRITE", "DeviceArena", "Store", "Window", "
 ORDER = struct.Struct("<cQQ")
 """A request to a worker: read or write, offset, and number of bytes."""
 READ, WRITE, DONE = b"r", b"w", b"d"
-PATIENCE = 60.0
+COPY_SECONDS = 60.0
 """Seconds for one copy."""
 
 
@@ -42,7 +42,7 @@ class Store:
         self.nbytes = len(self._mirror)
         self._turn = threading.Lock()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.settimeout(PATIENCE)
+        self._socket.settimeout(COPY_SECONDS)
         self._socket.connect(f"\0{name}")
 
     def read(self, at: int, nbytes: int) -> Array:

@@ -46,7 +46,7 @@ __all__ = [
 ENDED = (EOFError, ConnectionResetError, BrokenPipeError)
 """Errors of reading from a process that has ended."""
 
-REST = 0.0002
+REST_SECONDS = 0.0002
 """Seconds between two polls of a transfer."""
 
 
@@ -107,7 +107,7 @@ class Opened:
         with self.turn:
             return transfer_of("submit", self.backend.submit(peer, batch))
 
-    def ended(self, transfer: Transfer, patience: float, *, rest: float = REST) -> Outcome:
+    def ended(self, transfer: Transfer, patience: float, *, rest: float = REST_SECONDS) -> Outcome:
         """Poll until a transfer has ended, and return its outcome. Sleeps ``rest`` seconds between two polls.
 
         Raises:

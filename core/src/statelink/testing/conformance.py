@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 from statelink.testing import BackendTests
 
-__all__ = ["ALLOCATOR", "NAME", "OPTIONS", "PATIENCE", "TestConformance"]
+__all__ = ["ALLOCATOR", "NAME", "OPTIONS", "PATIENCE_VARIABLE", "TestConformance"]
 
 NAME, OPTIONS = "STATELINK_CONFORM_BACKEND", "STATELINK_CONFORM_OPTIONS"
 """Environment variables that name the backend, and give its options as JSON."""
 ALLOCATOR = "STATELINK_CONFORM_ALLOCATOR"
 """Environment variable that names the allocator of device memory."""
-PATIENCE = "STATELINK_CONFORM_PATIENCE"
+PATIENCE_VARIABLE = "STATELINK_CONFORM_PATIENCE"
 """Environment variable with the seconds within which a failure must be reported."""
 
 
@@ -25,4 +25,4 @@ class TestConformance(BackendTests):
     backend: ClassVar[str] = os.environ.get(NAME, "tcp")
     options: ClassVar[Mapping[str, Any]] = json.loads(os.environ.get(OPTIONS, "{}"))
     allocator: ClassVar[str] = os.environ.get(ALLOCATOR, "")
-    patience: ClassVar[float] = float(os.environ.get(PATIENCE, "30"))
+    patience: ClassVar[float] = float(os.environ.get(PATIENCE_VARIABLE, "30"))

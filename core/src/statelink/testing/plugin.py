@@ -198,7 +198,7 @@ def _end_early(item: pytest.Item, clause: Clause, error: BaseException | None) -
             ended.setdefault(suite, f"{MOST_ALIKE} clauses failed as {clause.like} did: mend that first")
 
 
-class _Told:
+class _Shown:
     """A failure in words. A traceback would only show the kit, which is not at fault."""
 
     def __init__(self, words: str, where: Any) -> None:
@@ -226,7 +226,7 @@ def _explain(report: pytest.TestReport, clause: Clause, *, traceback: bool) -> N
     elif clause.todo:
         lines.append(f"what to do: {clause.todo}")
     if clause.like or not traceback:
-        longrepr: Any = _Told("\n".join(lines), where)
+        longrepr: Any = _Shown("\n".join(lines), where)
         report.longrepr = longrepr
     else:
         report.sections.append(("the clause", "\n".join(lines)))

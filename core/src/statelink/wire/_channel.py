@@ -19,7 +19,7 @@ from ._codec import decode, encode
 from ._dialling import Dialling, Trouble
 from ._frames import Frames, Watch
 from ._hosts import is_interface, numeric, only_this_host
-from ._limits import MAX_FRAME, SMALL, limit_of
+from ._limits import MAX_FRAME, SMALL_MESSAGE_BYTES, limit_of
 from ._messages import KINDS, Hello
 from ._open_files import check_descriptors, check_dials
 from ._parts import PART, Parts, cut
@@ -36,7 +36,7 @@ log = logger("statelink.wire")
 
 QUEUE = 100_000
 """Messages that may wait for one peer. If there are more, the peer counts as unreachable."""
-UNREAD = 128
+UNREAD_MESSAGES = 128
 """Messages that ZeroMQ holds for one connection before it stops reading from it: together at most 32 MiB."""
 UNFINISHED = 128 << 20
 """Most bytes of unfinished messages in parts, of all peers together that have introduced themselves."""
@@ -47,12 +47,12 @@ MOST_SOCKETS = 4 * MAX_RANKS
 library's own limit, 1,023, would allow 340 ranks."""
 MAX_ROUTES = 65536
 """Most peers whose connections are remembered for answers, and most peers whose keys are remembered."""
-HANDSHAKE = 5000
+HANDSHAKE_MS = 5000
 """Milliseconds for the set-up of a connection. A connection that is not ready by then is closed."""
 MARK = "#"
 """Separates a link's name from the number of its connection, in a routing id."""
 _MARK = MARK.encode()
-BURST = 256
+BURST_MESSAGES = 256
 """Most messages taken from one socket before other sockets, timers and jobs get their turn."""
 TURN_BYTES = 4 << 20
 """Most bytes taken from one socket before the others get their turn."""
@@ -176,8 +176,8 @@ class Channel:
         socket: zmq.Socket[Any] = self._context.socket(kind)
         socket.linger = 200
         socket.maxmsgsize = self._max_frame
-        socket.handshake_ivl = HANDSHAKE
-        socket.sndhwm, socket.rcvhwm = QUEUE, UNREAD
+        socket.handshake_ivl = HANDSHAKE_MS
+        socket.sndhwm, socket.rcvhwm = QUEUE, UNREAD_MESSAGES
         socket.ipv6 = True
         return socket
 
@@ -339,7 +339,7 @@ class Channel:
         until = time.monotonic() + TURN_SECONDS
         dialled = "" if address is None else parse_endpoint(address).key
         nbytes = 0
-        for number in range(BURST):
+        for number in range(BURST_MESSAGES):
             if socket.closed or (number and (nbytes > TURN_BYTES or time.monotonic() > until)):
                 return
             taken = self._frames.receive(socket)
@@ -349,7 +349,7 @@ class Channel:
             nbytes += length
             routing = frames.pop(0) if address is None and frames else None
             try:
-                if len(frames) != 2 or length > SMALL:
+                if len(frames) != 2 or length > SMALL_MESSAGE_BYTES:
                     whole = self._whole(frames, routing, address)
                     if whole is None:
                         continue
@@ -375,7 +375,7 @@ class Channel:
         parts = self._parts
         if routing is not None and not self._knows(routing.rpartition(_MARK)[0].decode(errors="replace")):
             parts = self._unintroduced
-            if kind is not Hello and (len(frames) > 2 or sum(map(len, frames)) > SMALL):
+            if kind is not Hello and (len(frames) > 2 or sum(map(len, frames)) > SMALL_MESSAGE_BYTES):
                 what = "a peer that has not introduced itself sent a large message"
                 raise WireError(what, cause=f"of kind {frames[0].decode()}", code="wire.unintroduced")
         if len(frames) != 3:

@@ -15,7 +15,7 @@ from statelink.state import state_types
 from statelink.state._effort import SpentError, bounded
 from statelink.state._inventory import MAX_EFFORT
 
-from ._limits import MAX_HANDSHAKE, MAX_INVENTORY, SMALL, limit_of
+from ._limits import MAX_HANDSHAKE, MAX_INVENTORY, SMALL_MESSAGE_BYTES, limit_of
 from ._messages import KINDS, Failed, Few, Handshake, ItemList, Message, Name, Refuse
 from ._rendezvous import RENDEZVOUS_KINDS
 
@@ -46,13 +46,13 @@ def encode(message: Message) -> list[bytes]:
         raise WireError(
             f"a {kind.decode()} message cannot be encoded", cause=_first_line(error), code="wire.encode"
         ) from error
-    if len(body) > SMALL:
+    if len(body) > SMALL_MESSAGE_BYTES:
         _check_size(kind, type_, body)
     return [kind, body]
 
 
 def _check_size(kind: bytes, type_: type[Message], body: bytes) -> None:
-    """Refuse a body that is too large. No limit is lower than `SMALL`."""
+    """Refuse a body that is too large. No limit is lower than `SMALL_MESSAGE_BYTES`."""
     limit = limit_of(type_)
     if len(body) > limit:
         raise WireError(
@@ -78,7 +78,7 @@ def decode(frames: Sequence[bytes], kinds: Mapping[bytes, type[Message]] = KINDS
     type_ = kinds.get(kind)
     if type_ is None:
         raise WireError("unknown kind of message", cause=repr(kind[:32]), code="wire.kind")
-    if len(body) > SMALL:
+    if len(body) > SMALL_MESSAGE_BYTES:
         _check_size(kind, type_, body)
     try:
         message: Message = _decoders[type_].decode(body)

@@ -20,7 +20,7 @@ __all__ = ["Parts", "cut"]
 
 PART = MAX_FRAME - (1 << 10)
 """Most bytes of a part. It is less than a frame, because encryption adds bytes."""
-LEAST = 64 << 10
+LEAST_COUNTED_BYTES = 64 << 10
 """Bytes that an unfinished message counts as, if it has fewer. So their number is bounded, too: nobody says when a
 connection ends, and a stranger may open one after the other. A link's own has at least one whole part."""
 _PLACE = struct.Struct("<QQ")
@@ -44,16 +44,16 @@ class _Partial(NamedTuple):
 
     @property
     def counted(self) -> int:
-        return max(len(self.body), LEAST)
+        return max(len(self.body), LEAST_COUNTED_BYTES)
 
 
 class Parts:
     """Puts messages together that several connections send in parts. Belongs to one thread.
 
     Args:
-        most: Most bytes of unfinished messages, of all connections together, where each counts as `LEAST` or more. If
-            there are more, the message of the connection that has been silent for longest is dropped, and its sender
-            has to send it again.
+        most: Most bytes of unfinished messages, of all connections together, where each counts as
+            `LEAST_COUNTED_BYTES` or more. If there are more, the message of the connection that has been silent for
+            longest is dropped, and its sender has to send it again.
     """
 
     def __init__(self, most: int) -> None:

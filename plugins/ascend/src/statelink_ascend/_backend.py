@@ -42,9 +42,9 @@ __all__ = ["AscendBackend"]
 
 ROLES = {"prefill": "Prefill", "decode": "Decode"}
 HINT = "pip install memfabric-hybrid on a host with an NPU, its driver and CANN, or choose another backend"
-RETRY = 0.02
+RETRY_SECONDS = 0.02
 """Seconds between two attempts to reach a peer that is not visible yet."""
-BRIEF = 3.0
+BRIEF_SECONDS = 3.0
 """Seconds in which a peer has to answer while others wait."""
 
 _taken = threading.Lock()
@@ -219,7 +219,7 @@ class AscendBackend(Backend):
         check = partial(unanswered, offered.host, offered.door, offered.port, peer)
         if self._role == "Prefill":
             self._reach(peer, offered.session, check)
-        brief = partial(check, BRIEF) if self._role == "Prefill" else str
+        brief = partial(check, BRIEF_SECONDS) if self._role == "Prefill" else str
         self._peers[peer] = _Peer(offered.session, RegionTable(regions, self.name), brief)
 
     def submit(self, peer: str, batch: Batch) -> Transfer:
@@ -239,7 +239,7 @@ class AscendBackend(Backend):
         code, reason = self._library.call(move, known.session, *lists)
         # Everything else was checked, so the library does not know this memory. A new peer may still become visible.
         while code == REFUSED and time.monotonic() < known.patient:
-            time.sleep(RETRY)
+            time.sleep(RETRY_SECONDS)
             code, reason = self._library.call(move, known.session, *lists)
         known.suspect = code not in (0, REFUSED)
         if code == 0:
@@ -278,7 +278,7 @@ class AscendBackend(Backend):
             if gone:
                 raise Unreached(gone, "see whether it still runs, and whether this host may reach that address")
             left = max(until - time.monotonic(), patience / 2)
-            self._contacts.make(peer, session, left, partial(check, min(BRIEF, patience)))
+            self._contacts.make(peer, session, left, partial(check, min(BRIEF_SECONDS, patience)))
         except Unreached as error:
             self._open()
             raise Descriptor.refused(peer, error.cause, error.hint) from error

@@ -19,7 +19,7 @@ __all__ = ["Door", "unanswered"]
 
 MARK = 16
 """Number of bytes that a door sends."""
-PAUSE = 0.2
+PAUSE_SECONDS = 0.2
 """Seconds without accepting after the system refused a connection, usually because descriptors ran out."""
 
 
@@ -68,7 +68,7 @@ class Door:
             try:
                 visitor = self._socket.accept()[0]
             except OSError:
-                self._closed.wait(PAUSE)
+                self._closed.wait(PAUSE_SECONDS)
                 continue
             with visitor, contextlib.suppress(OSError):
                 visitor.setblocking(False)  # never blocks, because a new connection takes these few bytes

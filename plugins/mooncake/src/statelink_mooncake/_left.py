@@ -18,7 +18,7 @@ MOST = 256
 """Most sessions that are remembered."""
 LOOKS = 8
 """Most sessions that are checked each time."""
-PATIENCE = 0.2
+CLOSE_SECONDS = 0.2
 """Seconds to wait for an answer from one session."""
 
 
@@ -64,7 +64,7 @@ def _gone(session: str) -> bool:
     host, _, port = session.rpartition(":")
     with contextlib.suppress(OSError, ValueError):
         try:
-            socket.create_connection((host.strip("[]"), int(port)), PATIENCE).close()
+            socket.create_connection((host.strip("[]"), int(port)), CLOSE_SECONDS).close()
         except ConnectionRefusedError:
             return True
     return False

@@ -40,7 +40,7 @@ from ._tables import Offer, covering, parts_of
 
 __all__ = ["MoriBackend"]
 
-LINGER = 1.0
+LINGER_SECONDS = 1.0
 """Seconds for which a status is kept after its end, because its last notification comes after the end is visible."""
 LEFT_BEHIND = 256
 """The log mentions the connections that the library keeps after this many peers have gone, and again after as many."""
@@ -265,7 +265,7 @@ class MoriBackend(PostingBackend[_Peer]):
     def _sweep(self) -> None:
         """Find transfers that have ended, and free those that ended some time ago. The caller holds the lock."""
         super()._sweep()
-        while self._finished and self._finished[0][0] < time.monotonic() - LINGER:
+        while self._finished and self._finished[0][0] < time.monotonic() - LINGER_SECONDS:
             self._finished.popleft()
 
     def _ended(self, work: Posted[_Peer], status: Any) -> bool:

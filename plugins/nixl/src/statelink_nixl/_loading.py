@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["loading_error"]
 
-PATIENCE = 30.0
+LOADING_SECONDS = 30.0
 """Seconds after which a plugin counts as one that loads."""
 LOAD = """
 import ctypes, os, sys
@@ -48,7 +48,9 @@ def loading_error(path: Path, *, after: str | None = None) -> str:
 def _apart(*paths: str) -> str:
     command = [sys.executable, "-I", "-S", "-c", LOAD, *paths]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=True)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=LOADING_SECONDS, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip()

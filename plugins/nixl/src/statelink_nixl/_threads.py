@@ -23,7 +23,7 @@ GREETINGS = 3
 """Over TCP, with one, UCX prints an error on the other side of every second connection that is closed soon. With two,
 it does so of one in 14."""
 NBYTES = 64
-PATIENCE = 0.5
+END_SECONDS = 0.5
 """Seconds to wait for a transfer within this process, which takes about a millisecond."""
 
 
@@ -75,7 +75,7 @@ class Threads:
                 "WRITE", agent.get_xfer_descs(near, DRAM), agent.get_xfer_descs(far, DRAM), self._name
             )
             self._unended.append(handle)
-            state, until = agent.transfer(handle), time.monotonic() + PATIENCE
+            state, until = agent.transfer(handle), time.monotonic() + END_SECONDS
             while state == "PROC" and time.monotonic() < until:
                 state = agent.check_xfer_state(handle)
         self._release()

@@ -16,16 +16,16 @@ from statelink.errors import StatelinkError
 from statelink.wire import Dialling, Keys, Trouble, parse_endpoint
 
 from .._alone import ended_with
-from ._messages import MOST_BYTES, Hello, Over, Told
+from ._messages import MOST_MESSAGE_BYTES, Hello, Over, Told
 from ._side import serve
 
 __all__ = ["End", "FailedError", "Local", "Remote"]
 
-HELLO = 10.0
+HELLO_SECONDS = 10.0
 """Seconds within which a server answers at all."""
-UNREACHED = 3.0
+UNREACHED_SECONDS = 3.0
 """Seconds within which there is a connection to a server."""
-STEP = 100
+STEP_MS = 100
 """Milliseconds between two looks at the state of a connection."""
 SERVER = "Is `statelink bench --serve` running at that address?"
 Answer = dict[str, Any]
@@ -139,7 +139,7 @@ class Remote:
         ConfigError: The address is none.
     """
 
-    def __init__(self, address: str, keys: Keys | None, *, hello: float = HELLO) -> None:
+    def __init__(self, address: str, keys: Keys | None, *, hello: float = HELLO_SECONDS) -> None:
         endpoint = parse_endpoint(address)
         if bool(endpoint.key) != bool(keys):
             whose = "its address has a key and this process has none" if endpoint.key else "its address has no key"
@@ -148,7 +148,7 @@ class Remote:
         self._context: zmq.Context[Any] = zmq.Context()
         self._socket = self._context.socket(zmq.REQ)
         self._socket.linger = 0
-        self._socket.maxmsgsize = MOST_BYTES
+        self._socket.maxmsgsize = MOST_MESSAGE_BYTES
         if keys is not None:
             self._socket.curve_serverkey = endpoint.key.encode()
             self._socket.curve_publickey, self._socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
@@ -170,11 +170,11 @@ class Remote:
             cause = "it has not answered what it was told before"
             raise FailedError(f"{self._where} does not answer", cause=cause) from error
         began = time.monotonic()
-        while not self._socket.poll(STEP):
+        while not self._socket.poll(STEP_MS):
             waited = time.monotonic() - began
             if gone := self.gone():
                 raise gone
-            unreached = not self._met and waited > UNREACHED and self._dialling.trouble() is not Trouble.MUTE
+            unreached = not self._met and waited > UNREACHED_SECONDS and self._dialling.trouble() is not Trouble.MUTE
             if unreached or waited > patience:
                 raise self._silent(f"for {waited:.0f} s it has had to {told.task}")
         frames = self._socket.recv_multipart()
@@ -206,7 +206,7 @@ class Remote:
         """See `End.close`."""
         if not self._socket.closed:
             with contextlib.suppress(StatelinkError, zmq.ZMQError):
-                self.ask(Over(), HELLO)
+                self.ask(Over(), HELLO_SECONDS)
             self._leave()
 
     def _leave(self) -> None:

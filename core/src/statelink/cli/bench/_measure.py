@@ -16,9 +16,9 @@ from ._messages import MOST_INDICES, Close, Copy, Know, Move, Open, Raw, Receive
 
 __all__ = ["Cell", "Found", "Plan", "measure"]
 
-PATIENCE = 120.0
+ANSWER_SECONDS = 120.0
 WARM = 2
-GRACE = 1.0
+GRACE_SECONDS = 1.0
 """Seconds in which it shows that a side has gone, after another one has lost it."""
 LEAST, MOST = 3, 400
 """Fewest and most requests of a cell."""
@@ -145,12 +145,12 @@ class _Run:
                     backend=self._backend,
                     options=self._options,
                 )
-                address = self._source.ask(told, PATIENCE)["address"]
-                self._target.ask(msgspec.structs.replace(told, config=dict(config)), PATIENCE)
+                address = self._source.ask(told, ANSWER_SECONDS)["address"]
+                self._target.ask(msgspec.structs.replace(told, config=dict(config)), ANSWER_SECONDS)
                 opened = block
             yield self._cell(block, count, address, host)
         for end in (self._target, self._source):
-            end.ask(Close(), PATIENCE)
+            end.ask(Close(), ANSWER_SECONDS)
 
     def _cell(self, block: int, count: int, address: str, host: str) -> Cell:
         warm = self._receive(WARM, address, count, compared=True)
@@ -160,14 +160,14 @@ class _Run:
         assert request is not None
         raw = self._raw(rounds, count, host) if self._plan.raw else []
         told = Copy(rounds=rounds, pages=count, scattered=self._plan.scattered)
-        copied = self._target.ask(told, PATIENCE)["seconds"]
+        copied = self._target.ask(told, ANSWER_SECONDS)["seconds"]
         return Cell(block=block, count=count, request=request, raw=Times.of(raw), copy=Times.of(copied))
 
     def _receive(self, rounds: int, address: str, count: int, *, compared: bool) -> list[float]:
-        patience, first, scattered = PATIENCE + self._plan.seconds, self._room, self._plan.scattered
+        patience, first, scattered = ANSWER_SECONDS + self._plan.seconds, self._room, self._plan.scattered
         self._room += rounds
         send = Send(first=first, rooms=rounds, pages=count, scattered=scattered, lasts=patience)
-        self._source.ask(send, PATIENCE)
+        self._source.ask(send, ANSWER_SECONDS)
         receive = Receive(first=first, rooms=rounds, pages=count, scattered=scattered, peer=address, compared=compared)
         answer = self._target.ask(receive, patience)
         self._source.ask(Settle(), patience)
@@ -185,14 +185,14 @@ class _Run:
             return []
 
     def _alone(self, rounds: int, count: int, host: str) -> list[float]:
-        there = self._target.ask(Raw(host=host), PATIENCE)
-        if there["raw"] is None or self._source.ask(Raw(host=host), PATIENCE)["raw"] is None:
+        there = self._target.ask(Raw(host=host), ANSWER_SECONDS)
+        if there["raw"] is None or self._source.ask(Raw(host=host), ANSWER_SECONDS)["raw"] is None:
             self.no_raw = "the backend has no `raw`"
             return []
         raw = base64.b64decode(there["raw"])
-        self._source.ask(Know(raw=raw, at=there["at"], pages=count, scattered=self._plan.scattered), PATIENCE)
-        self._source.ask(Move(rounds=WARM), PATIENCE)
-        seconds = self._source.ask(Move(rounds=rounds), PATIENCE + self._plan.seconds)["seconds"]
+        self._source.ask(Know(raw=raw, at=there["at"], pages=count, scattered=self._plan.scattered), ANSWER_SECONDS)
+        self._source.ask(Move(rounds=WARM), ANSWER_SECONDS)
+        seconds = self._source.ask(Move(rounds=rounds), ANSWER_SECONDS + self._plan.seconds)["seconds"]
         return list(seconds)
 
 
@@ -233,7 +233,7 @@ def measure(
 
 def _lost(ends: tuple[End, End]) -> FailedError | None:
     """The side that has gone, for which the other one may be blamed; ``None`` if both are there."""
-    until = time.monotonic() + GRACE
+    until = time.monotonic() + GRACE_SECONDS
     while True:
         for end in ends:
             if gone := end.gone():

@@ -11,8 +11,8 @@ __all__ = [
     "LARGEST_BLOCK",
     "LOCAL",
     "MOST_BLOCKS",
-    "MOST_BYTES",
     "MOST_INDICES",
+    "MOST_MESSAGE_BYTES",
     "REMOTE",
     "Close",
     "Copy",
@@ -30,7 +30,7 @@ __all__ = [
 
 LARGEST_BLOCK = 1 << 40
 """Most bytes of a block."""
-MOST_BYTES = 1 << 20
+MOST_MESSAGE_BYTES = 1 << 20
 """Largest message. The longest says how a library is reached."""
 MOST_BLOCKS = 1 << 18
 """Most blocks of a request."""

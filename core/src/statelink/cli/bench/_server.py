@@ -14,16 +14,16 @@ from statelink.errors import ConfigError, StatelinkError
 from statelink.wire import Endpoint, Gate, Keys, host_of, only_this_host, parse_endpoint, unbound
 
 from ._ends import Local
-from ._messages import MOST_BYTES, REMOTE, Hello, Open, Over, Raw, Told
+from ._messages import MOST_MESSAGE_BYTES, REMOTE, Hello, Open, Over, Raw, Told
 
 __all__ = ["Server"]
 
-IDLE = 120.0
+IDLE_SECONDS = 120.0
 """Seconds after which a benchmark that is silent may be replaced by another."""
-PATIENCE = 120.0
-UNREAD = 16
+ANSWER_SECONDS = 120.0
+UNREAD_MESSAGES = 16
 """Messages that ZeroMQ holds for one connection before it stops reading from it."""
-LOOK = 500
+LOOK_MS = 500
 """Milliseconds between two looks at the signals of this process."""
 
 
@@ -74,7 +74,7 @@ class Server:
         self._gate = Gate(self._context, keys.allow) if keys is not None else None
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.linger = 0
-        self._socket.maxmsgsize, self._socket.rcvhwm = MOST_BYTES, UNREAD
+        self._socket.maxmsgsize, self._socket.rcvhwm = MOST_MESSAGE_BYTES, UNREAD_MESSAGES
         self._socket.ipv6 = ":" in host
         if keys is not None:
             self._socket.curve_server = True
@@ -98,7 +98,7 @@ class Server:
             if self._side is not None and self._asked is not None:
                 watched.append(self._side.fileno())
             # With a time limit: a signal that comes just before the wait would not end it.
-            ready = [each for each, _ in zmq.zmq_poll([(each, zmq.POLLIN) for each in watched], LOOK)]
+            ready = [each for each, _ in zmq.zmq_poll([(each, zmq.POLLIN) for each in watched], LOOK_MS)]
             if self._gate is not None and self._gate.socket in ready:
                 self._gate.answer()
             if self._asked is not None:
@@ -134,7 +134,7 @@ class Server:
     def _handle(self, peer: bytes, told: Told) -> None:
         now = time.monotonic()
         if told.session != self._session:
-            if self._asked is not None or (self._side is not None and now - self._heard < IDLE):
+            if self._asked is not None or (self._side is not None and now - self._heard < IDLE_SECONDS):
                 self._answer(peer, {"error": "another benchmark runs", "hint": "wait until it has ended"})
                 return
             self._end()
@@ -162,7 +162,7 @@ class Server:
             told = msgspec.structs.replace(told, config=self._config, memory=(told.memory[0], self._allocator))
         elif isinstance(told, Raw):
             told = msgspec.structs.replace(told, host=self._host)
-        self._asked = _Asked(peer, told, time.monotonic() + PATIENCE)
+        self._asked = _Asked(peer, told, time.monotonic() + ANSWER_SECONDS)
         try:
             if self._side is None:
                 self._side = Local("prefill")
@@ -181,7 +181,7 @@ class Server:
                 self._asked, self._heard = None, time.monotonic()
                 self._answer(asked.peer, answer)
             elif time.monotonic() > asked.until:
-                raise self._side.silent(asked.told, PATIENCE)
+                raise self._side.silent(asked.told, ANSWER_SECONDS)
         except StatelinkError as error:
             self._fail(error, end=not answered)
 

@@ -14,8 +14,8 @@ threads, too, and post their results.
 
 from __future__ import annotations
 
-from ._process_exits import LANDING_ROUND
+from ._process_exits import LANDING_ROUND_SECONDS
 from ._receiving import Receiving
 from ._role import DecodeRole
 
-__all__ = ["LANDING_ROUND", "DecodeRole", "Receiving"]
+__all__ = ["LANDING_ROUND_SECONDS", "DecodeRole", "Receiving"]

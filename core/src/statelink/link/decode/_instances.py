@@ -25,9 +25,9 @@ __all__ = ["Instances"]
 
 log = logger("statelink.link")
 
-RETRY_REFUSED = 10.0
+RETRY_REFUSED_SECONDS = 10.0
 """Seconds after which a refused instance is tried again, if failed rooms wait for its ranks to drain."""
-RETRY_FOR_ROOM = 1.0
+RETRY_FOR_ROOM_SECONDS = 1.0
 """Seconds after which a new room has a refused instance tried again, because prefill may have been restarted at the
 same address. Rooms that are opened earlier fail with the reason of the refusal."""
 DIALS = 64
@@ -61,7 +61,7 @@ class Instances:
             instance = self._instances[key] = Instance(key, peer, self._context.now())
             self._look_up.begin(instance)
         else:
-            self._retry(instance, RETRY_FOR_ROOM)
+            self._retry(instance, RETRY_FOR_ROOM_SECONDS)
         return instance
 
     def set_siblings(self, siblings: list[str]) -> None:
@@ -374,8 +374,8 @@ class Instances:
             self._unanswered.look(instance, now)
             if instance.state is InstanceState.REFUSED and instance.rooms:
                 # Memory of these rooms is quarantined until its ranks say Drained.
-                self._retry(instance, RETRY_REFUSED)
-            elif instance.state is InstanceState.REFUSED and now - instance.since > RETRY_REFUSED:
+                self._retry(instance, RETRY_REFUSED_SECONDS)
+            elif instance.state is InstanceState.REFUSED and now - instance.since > RETRY_REFUSED_SECONDS:
                 self._drop(instance)
             if instance.state in (InstanceState.RESOLVING, InstanceState.GREETING) and not instance.rooms:
                 self._drop(instance)

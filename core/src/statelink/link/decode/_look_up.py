@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LookUp"]
 
-RETRY = 0.5
+LOOK_UP_SECONDS = 0.5
 """Seconds between two look-ups of an instance that is not complete."""
 
 Found = Callable[["Instance", "tuple[Endpoint, ...]", list[str]], None]
@@ -62,7 +62,7 @@ class LookUp:
                 assert why is not None
                 self._refuse(instance, why)
             elif found[0] is None or found[1] is None:
-                self._context.after(RETRY, lambda: self.begin(instance))
+                self._context.after(LOOK_UP_SECONDS, lambda: self.begin(instance))
             else:
                 self._found(instance, found[0], self._take(found[1]))
 

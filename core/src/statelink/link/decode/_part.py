@@ -111,7 +111,7 @@ def _lacking(role: str, ranks: list[int]) -> str:
     return f"give the address of every rank once{siblings}"
 
 
-REMEMBERED = 256
+REMEMBERED_REQUESTS = 256
 """Most requests, by their numbers of tokens, of which the bytes are remembered."""
 
 
@@ -137,7 +137,7 @@ class Owed:
         found = self._known.get((tokens, prefix))
         if found is None:
             found = self._known[tokens, prefix] = self._computed(tokens, prefix)
-            if len(self._known) > REMEMBERED:
+            if len(self._known) > REMEMBERED_REQUESTS:
                 del self._known[next(iter(self._known))]
         return found
 
@@ -152,7 +152,7 @@ class Owed:
 U64 = npt.NDArray[np.uint64]
 
 TRUE: Final = np.ones(1, np.bool_)
-SHORT: Final = 32
+RANGES_ONE_BY_ONE: Final = 32
 """Most ranges that are worked out one by one, because numpy's calls then take longer."""
 
 
@@ -200,7 +200,7 @@ class Grantable:
             Addresses and lengths in bytes; sorted, disjoint, and merged where they touch.
         """
         rows = [row for row, component in enumerate(self._components) if component not in elsewhere]
-        if self.count(items) <= SHORT:
+        if self.count(items) <= RANGES_ONE_BY_ONE:
             return self._few(items, rows)
         ids = {component: _ascending(items[component].ids) for component in self._each}
         chosen = [ids[self._components[row]] for row in rows]

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from ._prefill_rank import PrefillRank
 
-__all__ = ["LANDING_ROUND", "ProcessExits"]
+__all__ = ["LANDING_ROUND_SECONDS", "ProcessExits"]
 
-LANDING_ROUND = 0.05
+LANDING_ROUND_SECONDS = 0.05
 """Seconds from one round to the next.
 
 After a writer's process has ended, decode waits for some rounds. Only then nothing of the writer counts as in flight.
@@ -23,7 +23,7 @@ After a writer's process has ended, decode waits for some rounds. Only then noth
 gave to its kernel still arrive, and threads of a library in this process write them to memory. Measurements found that
 this takes a few milliseconds. The size of socket buffers bounds it. This class counts rounds and not elapsed time,
 because a process that is stopped also stops the library's threads, and they write nothing."""
-POLL_BROKEN = 1.0
+POLL_BROKEN_SECONDS = 1.0
 """Seconds to the next round after ``poll`` raised."""
 
 
@@ -42,7 +42,7 @@ class ProcessExits:
         declared = context.backend.capabilities
         # If a write can land at any time after its mover's end, no wait proves anything.
         self._proves = declared.target is not Fence.NONE
-        self._rounds = math.ceil(declared.landing_seconds / LANDING_ROUND)
+        self._rounds = math.ceil(declared.landing_seconds / LANDING_ROUND_SECONDS)
 
     def look(self, ranks: Iterable[PrefillRank]) -> None:
         """Look whether the processes of undrained ranks have ended. Called with every heartbeat."""
@@ -62,9 +62,9 @@ class ProcessExits:
         # poll raised, the library may have written nothing to memory, and the round does not count.
         def polled(ok: bool) -> None:
             if ok:
-                context.after(LANDING_ROUND, lambda: self._wait(rank, rounds - 1))
+                context.after(LANDING_ROUND_SECONDS, lambda: self._wait(rank, rounds - 1))
             else:
-                context.after(POLL_BROKEN, lambda: self._wait(rank, rounds))
+                context.after(POLL_BROKEN_SECONDS, lambda: self._wait(rank, rounds))
 
         # Some libraries write what arrives to memory only while they are called.
         context.workers.poll(("exit", rank.name), [], polled)

@@ -17,9 +17,9 @@ __all__ = ["Unanswered"]
 
 log = logger("statelink.link")
 
-PATIENCE = 5.0
+UNANSWERED_SECONDS = 5.0
 """Seconds without an answer after which the log says so."""
-MOST_NAMED = 4
+MOST_NAMED_ADDRESSES = 4
 """Most addresses that a text names."""
 
 
@@ -43,7 +43,7 @@ class Unanswered:
             return
         for address in instance.unanswered:  # the call makes the channel take note of the sockets' events
             self._context.channel.trouble(address)
-        if now - instance.since > PATIENCE and self._warned.get(instance.key) != instance.since:
+        if now - instance.since > UNANSWERED_SECONDS and self._warned.get(instance.key) != instance.since:
             self._warned[instance.key] = instance.since
             cause, hint = self.explain(instance)
             waited = f"{self._context.name} has waited {now - instance.since:.0f} s"
@@ -67,9 +67,9 @@ class Unanswered:
         troubles = [self._trouble(instance, address) for address in silent]
         named = [
             f"{parse_endpoint(address).address} ({what})"
-            for address, (what, _) in zip(silent[:MOST_NAMED], troubles, strict=False)
+            for address, (what, _) in zip(silent[:MOST_NAMED_ADDRESSES], troubles, strict=False)
         ]
-        more = f" and {len(silent) - MOST_NAMED} more" if len(silent) > MOST_NAMED else ""
+        more = f" and {len(silent) - MOST_NAMED_ADDRESSES} more" if len(silent) > MOST_NAMED_ADDRESSES else ""
         hints = dict.fromkeys(hint for _, hint in troubles)
         return f"{cause}; no answer from {', '.join(named)}{more}", " ".join(list(hints)[:2])
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from statelink.link._forgotten import SPAN, Forgotten
+from statelink.link._forgotten import REMEMBERED_SECONDS, Forgotten
 from statelink.wire import MAX_UNMET, Unmet
 
 __all__ = ["UnmetUses"]
@@ -88,5 +88,5 @@ class UnmetUses:
         return tuple(
             Unmet(generation, int(1000 * (now - use.ended)))
             for generation, use in uses.items()
-            if (use.lacks is None or rank in use.lacks) and now - use.ended < SPAN
+            if (use.lacks is None or rank in use.lacks) and now - use.ended < REMEMBERED_SECONDS
         )

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Writer"]
 
-LONGEST = 1e9
+MOST_DEADLINE_SECONDS = 1e9
 """Most seconds that a request states for its room. An engine's deadline may be infinite."""
 
-AT_ONCE = 4096
+MOST_PROMPT_RANGES = 4096
 """Most ranges that the control thread itself grants, where that never blocks: a millisecond of work."""
 Done = Callable[[Reason | None], None]
 """Called on the control thread when a hook or a comparison has ended: with the reason if it failed, else ``None``."""
@@ -88,7 +88,7 @@ class Writer:
         self._expected = part.owed.nbytes(accepted.tokens, accepted.prefix)
         """Bytes per component, where there are any: computed here, never taken from the writer."""
         prompt = context.fencing is None or (
-            context.backend.capabilities.prompt_fences and part.grantable.count(accepted.items) <= AT_ONCE
+            context.backend.capabilities.prompt_fences and part.grantable.count(accepted.items) <= MOST_PROMPT_RANGES
         )
         for name in part.plan.components:
             hook = self.hooks[name] = context.strategies[name].receiver()
@@ -148,7 +148,7 @@ class Writer:
             items=items,
             prepared=self._prepared,
             elsewhere=self._elsewhere,
-            lifetime_ms=int(1000 * min(lasts, LONGEST)) + 1,
+            lifetime_ms=int(1000 * min(lasts, MOST_DEADLINE_SECONDS)) + 1,
             unmet=unmet,
             content=accepted.content,
         )

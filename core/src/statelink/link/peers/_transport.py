@@ -19,7 +19,7 @@ __all__ = ["Carrier", "check_transport", "known_transport", "transport_of"]
 
 log = logger("statelink.link")
 
-LOOK = 0.01
+TRANSPORT_SECONDS = 0.01
 """Seconds between two calls that ask the backend for the transport."""
 MAX_WORD = 256
 """Most characters of a transport's name that peers are told."""
@@ -75,7 +75,7 @@ def known_transport(require: Collection[str], ask: Callable[[], Carrier], patien
     """
     until = time.monotonic() + patience
     while (found := ask()) == Carrier(UNKNOWN) and require and time.monotonic() < until:
-        time.sleep(LOOK)
+        time.sleep(TRANSPORT_SECONDS)
     return found
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Claims", "Group", "Stale"]
 
-MOST_NAMED = 4
+MOST_NAMED_CLAIMS = 4
 """Most rooms, and most ranks, that the cause of a passed deadline names."""
 
 
@@ -148,7 +148,7 @@ class Claims:
         """Why no instance has the room, for the cause of a passed deadline."""
         waiting = self.asked(room.room)
         if waiting:
-            names = ", ".join(rank.name for rank, _ in waiting[:MOST_NAMED])
+            names = ", ".join(rank.name for rank, _ in waiting[:MOST_NAMED_CLAIMS])
             return f"{len(waiting)} decode ranks have asked for it ({names}), which are not all of their instance"
         given_up = self._tombstones.first_given_up(room.room)
         if given_up is not None:
@@ -156,7 +156,7 @@ class Claims:
                 f"decode instance {given_up.instance!r} gave it up before it asked ({given_up.reason.clause}), and did "
                 "not say that no other instance will ask: with sole=True for receive(), the room would have failed then"
             )
-        others = self._pending.rooms(MOST_NAMED)
+        others = self._pending.rooms(MOST_NAMED_CLAIMS)
         waits = f"requests for other rooms wait here: {', '.join(others)}" if others else ""
         return "; ".join(filter(None, ("decode never asked for it", waits, self.refusal(room))))
 

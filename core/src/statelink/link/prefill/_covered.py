@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Covered"]
 
-FEW = 4
+MOST_NAMED_LAYERS = 4
 """Layers that a reason names before it counts the rest."""
 
 
@@ -111,8 +111,10 @@ def _overlap(owed: Due, plan: ComponentPlan, piece: Move, covered: npt.NDArray[n
     before = covered[rows, piece.due]
     layers = np.array(plan.layers[rows])[np.any(before, axis=1)].tolist()
     known = [layer for layer in layers if layer != NO_LAYER]
-    where = f" of layer{'s' if len(known) > 1 else ''} {', '.join(map(str, known[:FEW]))}" if known else ""
-    where += f" and {len(known) - FEW} more" if len(known) > FEW else ""
+    where = (
+        f" of layer{'s' if len(known) > 1 else ''} {', '.join(map(str, known[:MOST_NAMED_LAYERS]))}" if known else ""
+    )
+    where += f" and {len(known) - MOST_NAMED_LAYERS} more" if len(known) > MOST_NAMED_LAYERS else ""
     if not plan.target.page:
         return f"its item{where} was"
     columns = np.arange(len(owed))[piece.due][np.any(before, axis=0)]

@@ -36,7 +36,7 @@ log = logger("statelink.link")
 
 MAX_PEERS = 4096
 """Most decode ranks that one prefill rank serves."""
-FIND_OUT = 2.0
+FIND_OUT_SECONDS = 2.0
 """Seconds that a link of the role ``both`` gives its backend to find out a peer's transport, where one is required. Its
 backend may have connected before the peer's was ready."""
 
@@ -179,7 +179,7 @@ class DecodeRanks:
         rank.step(RankEvent.ASSIGNED)
         context = self._context
         workers, who = context.workers, {"backend": context.backend.name, "peer": rank.name}
-        patience = FIND_OUT if context.config.role == "both" else 0.0
+        patience = FIND_OUT_SECONDS if context.config.role == "both" else 0.0
         connection = rank.connection
         if connection is None:
             connection = context.connections.join(rank.handshake)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Delivery"]
 
-AT_ONCE = 4096
+MOST_PROMPT_BLOCKS = 4096
 """Most blocks of a push that the control thread itself lists and submits, where the backend never blocks: one or two
 milliseconds of work. This saves a small request two changes of threads."""
 
@@ -155,7 +155,7 @@ class Delivery:
         blocks, nbytes = self._most(push)
         done = partial(then, self)
         few = self._prompt_bytes > 0 and nbytes <= self._prompt_bytes
-        quick = (self._never_blocks or few) and blocks <= AT_ONCE
+        quick = (self._never_blocks or few) and blocks <= MOST_PROMPT_BLOCKS
         self._at_once = quick and (first or self._at_once)
         joint = self.rank.joint
         if first:

@@ -23,7 +23,7 @@ __all__ = ["Siblings"]
 
 log = logger("statelink.link")
 
-REMEMBERED = 65536
+REMEMBERED_ROOMS = 65536
 """Most rooms for which this link remembers who asked."""
 ENDS = 16384
 """Most rooms whose end this link remembers, for ranks that ask later. Each takes about 200 bytes."""
@@ -158,7 +158,7 @@ class Siblings:
             if len(askers) < MOST_ASKING:
                 askers.add(message.sender)
             self._askers.move_to_end(number)
-            if len(self._askers) > REMEMBERED:
+            if len(self._askers) > REMEMBERED_ROOMS:
                 self._askers.popitem(last=False)
         if here is not None:
             self._say(number, here, message.sender)

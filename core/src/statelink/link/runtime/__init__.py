@@ -18,7 +18,7 @@ A push is moved by `move`, which cuts it into batches for the backend, and yield
 from __future__ import annotations
 
 from ._bell import Bell
-from ._executor import HELD_AFTER, Job, KeyedExecutor, KeyOrder
+from ._executor import HELD_AFTER_SECONDS, Job, KeyedExecutor, KeyOrder
 from ._failure import BackendDefect, reason_of
 from ._flag import Flag
 from ._forks import note_forks
@@ -27,7 +27,7 @@ from ._mover import Moving, Steps, move, submit_together, submitted
 from ._workers import MakeExecutor, Workers
 
 __all__ = [
-    "HELD_AFTER",
+    "HELD_AFTER_SECONDS",
     "BackendDefect",
     "Bell",
     "Flag",

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from statelink._logs import logger
 
-__all__ = ["HELD_AFTER", "Job", "KeyOrder", "KeyedExecutor"]
+__all__ = ["HELD_AFTER_SECONDS", "Job", "KeyOrder", "KeyedExecutor"]
 
 log = logger("statelink.link")
 
-HELD_AFTER = 0.1
+HELD_AFTER_SECONDS = 0.1
 """Seconds without a sign of life after which a job counts as held: as a rule it waits for a peer, inside a library."""
 BRIEF = 1e-3
 """Longest pause, in seconds, for which a job keeps its thread while no other job needs one."""
@@ -93,7 +93,7 @@ class _Parked(NamedTuple):
 class KeyedExecutor:
     """A pool of threads. It runs the jobs of one key in order, and one at a time.
 
-    At most ``width`` jobs run at once. A job that is inside one call for `HELD_AFTER` seconds is held. Up to ``spare``
+    At most ``width`` jobs run at once. A job that is inside one call for `HELD_AFTER_SECONDS` is held. Up to ``spare``
     held jobs do not count against ``width``, so that they delay other jobs no longer than that. A job that returns a
     generator gives its thread back where it yields a long pause, and where other jobs need the thread. The next job of
     its key starts only after its end.
@@ -256,11 +256,13 @@ class KeyedExecutor:
     def _free_in(self, now: float) -> float:
         """Seconds until one more job may run, if no job gives a sign of life until then; 0 if it may run at once."""
         if len(self._lively) >= self._most:
-            return HELD_AFTER  # no more jobs at once, even if all are held: the next one that ends wakes a thread
-        lively = sorted(seen for seen in self._lively.values() if seen > now - HELD_AFTER)
+            return (
+                HELD_AFTER_SECONDS  # no more jobs at once, even if all are held: the next one that ends wakes a thread
+            )
+        lively = sorted(seen for seen in self._lively.values() if seen > now - HELD_AFTER_SECONDS)
         if len(lively) < self._width:
             return 0.0
-        return lively[len(lively) - self._width] + HELD_AFTER - now
+        return lively[len(lively) - self._width] + HELD_AFTER_SECONDS - now
 
     def _unpark(self, now: float) -> None:
         """Queue the parked jobs whose pause is over."""

@@ -20,7 +20,7 @@ __all__ = ["Loop"]
 
 log = logger("statelink.link")
 
-BURST = 256
+BURST_JOBS = 256
 """Most posted jobs that run before messages and timers get their turn."""
 
 
@@ -136,8 +136,8 @@ class Loop:
 
     def _take_posted(self) -> None:
         left = len(self._posted)  # what these jobs post, messages and timers have their turn, too
-        if left > BURST:
-            left = BURST
+        if left > BURST_JOBS:
+            left = BURST_JOBS
         while left:
             try:
                 while left:

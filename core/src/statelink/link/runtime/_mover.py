@@ -25,7 +25,7 @@ answered by sending its transfer, or by throwing what ``submit`` raised."""
 FIRST_NAP, NAP, LONGEST_NAP = 20e-6, 1e-3, 0.05
 """Seconds between two polls of running transfers. They begin with the first number and double up to the second. After
 that they grow with the time that went by, up to the third, so that many stalled peers cost little."""
-PATIENCE = 1 / 64
+NAP_SHARE = 1 / 64
 """How long such a nap may be, as a fraction of the time that this wait took so far."""
 
 
@@ -220,7 +220,7 @@ def _wait(
             continue
         began = began or time.monotonic()
         yield nap
-        nap = min(2 * nap, max(NAP, PATIENCE * (time.monotonic() - began)), LONGEST_NAP)
+        nap = min(2 * nap, max(NAP, NAP_SHARE * (time.monotonic() - began)), LONGEST_NAP)
 
 
 def _failure(backend: Backend, ended: list[tuple[Transfer, Outcome]], reason: str) -> _Failed:

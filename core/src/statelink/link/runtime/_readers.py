@@ -11,7 +11,7 @@ from typing import Final
 
 __all__ = ["Readers"]
 
-MOST: Final = 64
+MOST_DESCRIPTORS: Final = 64
 """Most descriptors that are taken at once; the others are taken the next time."""
 
 
@@ -43,7 +43,7 @@ class Readers:
         self._epoll = select.epoll()
         self._epoll.register(bell, select.EPOLLIN)
         self._ready: dict[int, Callable[[], object]] = {}
-        self._events = (_Event * MOST)()
+        self._events = (_Event * MOST_DESCRIPTORS)()
         self._lock = threading.Lock()
         """Guards the descriptor: once it is closed, its number may belong to another file."""
 
@@ -72,7 +72,7 @@ class Readers:
         """What to call for the descriptors that have something new. Control thread; never blocks."""
         if not self._ready:
             return
-        found = _wait(self._epoll.fileno(), self._events, MOST, 0)
+        found = _wait(self._epoll.fileno(), self._events, MOST_DESCRIPTORS, 0)
         for event in self._events[: max(0, found)]:
             ready = self._ready.get(event.descriptor)
             if ready is not None:

@@ -15,7 +15,7 @@ __all__ = ["NGRAM", "PAGES", "ROPE", "Entry", "Named", "Reader", "band", "by_id"
 
 NGRAM, ROPE = (1 << 32) - 1, (1 << 32) - 2
 """Ids in state lists that stand for no layer: the n-gram history, and the ring of rotary positions."""
-UINT64 = (1 << 64) - 1
+MAX_UINT64 = (1 << 64) - 1
 PAGES = ("get_contiguous_buf_infos", "get_sparse_kv_buf_infos")
 """Methods that list pages. Every pool has one of them."""
 
@@ -150,10 +150,10 @@ class Reader:
             raise refuse(pool, method, f"entry {number} has {nbytes} bytes in items of {item}")
         if not nbytes:
             return Entry(number, 1, item, item, 0, None)
-        if not ptr or not -(1 << 63) <= ptr <= UINT64 or not 0 < item <= nbytes:
+        if not ptr or not -(1 << 63) <= ptr <= MAX_UINT64 or not 0 < item <= nbytes:
             raise refuse(pool, method, f"entry {number} has {nbytes} bytes at {ptr:#x} in items of {item}")
         # Some accelerators set bit 63 of addresses, and some tensors hold addresses as signed numbers.
-        ptr &= UINT64
+        ptr &= MAX_UINT64
         return Entry(number, ptr, item, item, nbytes // item, Region(ptr, nbytes, self._kind))
 
 

@@ -16,7 +16,7 @@ from ._refusing import not_moved
 
 __all__ = ["Connecting"]
 
-FEW = 8
+BLOCKS_AT_ONCE = 8
 """Blocks of each batch of moves that run at once: more than a hundred calls for each peer meet those for the other."""
 
 
@@ -192,7 +192,7 @@ class Connecting(Suite):
             pair.grant(each)
             pair.expected(each, wanted)
         orders = [pair.order(each) for pair, each in zip(pairs, blocks, strict=True)]
-        found = here.worker(_inside.at_once, orders, FEW, pairs[0].subject.patience)
+        found = here.worker(_inside.at_once, orders, BLOCKS_AT_ONCE, pairs[0].subject.patience)
         all_moved([outcome for outcomes in found for outcome in outcomes])
         for pair, wanted in zip(pairs, expected, strict=True):
             pair.verify(wanted)

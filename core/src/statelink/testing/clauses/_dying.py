@@ -13,7 +13,7 @@ from .. import _inside
 from .._bench import End, Pair
 from .._lab import Lab, Suite, needs
 from .._saying import given_reason, refused
-from ._fencing import BLOCKED, SIZE, flood, stopped
+from ._fencing import BLOCKED_SECONDS, SIZE, flood, stopped
 
 if TYPE_CHECKING:
     from statelink.backend import Outcome
@@ -83,7 +83,7 @@ class Dying(Suite):
         expected = pair.expected(blocks)
         with stopped(worker):
             here.worker.start(_inside.tried, pair.order(blocks), lab.subject.patience)
-            here.worker.returns(BLOCKED)
+            here.worker.returns(BLOCKED_SECONDS)
             worker.kill()
         outcomes: list[Outcome] = here.worker.result()
         if outcomes and all(outcome.ok for outcome in outcomes):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from statelink.backend import Blocks, Fence, Side
-from statelink.link import LANDING_ROUND
+from statelink.link import LANDING_ROUND_SECONDS
 
 from .. import _beside, _inside, _stream
 from .._bench import End, Pair
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from .._process import Worker
     from .._stream import Left
 
-__all__ = ["STILL", "Fencing", "closes", "flood", "stopped"]
+__all__ = ["STILL_SECONDS", "Fencing", "closes", "flood", "stopped"]
 
 SIZE = 24 * MIB
 
-SILENCE = 0.25
+SILENCE_SECONDS = 0.25
 """Seconds for which memory is watched after bytes must have stopped."""
-LATE = 3.5
+WATCHED_SECONDS = 3.5
 """Seconds for which a target is watched after its mover has ended, because a library may put bytes in place late."""
-STILL = 8.0
+STILL_SECONDS = 8.0
 """Seconds within which a call returns that does not wait. A loaded machine needs a small part of them."""
 CLOSES = (
     "Let `close` return whatever the other side does: close connections without its help, and bound every wait for it."
 )
-BLOCKED = 0.3
+BLOCKED_SECONDS = 0.3
 """Seconds in which a mover fills all buffers on the way to a stopped target."""
 
 
@@ -56,7 +56,7 @@ def stopped(worker: Worker, really: bool = True) -> Iterator[None]:
 
 def closes(end: End, whose: str) -> None:
     """Check that a backend can be closed, for example while a peer is stopped. ``whose`` says which side it is."""
-    within = max(STILL, end.subject.patience)
+    within = max(STILL_SECONDS, end.subject.patience)
     end.worker.start(_beside.close, end.link)
     if not end.worker.returns(within):
         raise Finding(f"`close` of {whose} did not return within {within:g} s of a stopped process", CLOSES)
@@ -121,7 +121,7 @@ class Fencing(Suite):
         flood(pair)
         pair.take_back()
         pair.target.memory[:] = POISON
-        pair.target.worker(_inside.rest, SILENCE)
+        pair.target.worker(_inside.rest, SILENCE_SECONDS)
         pair.untouched()
         _, reason = pair.source.worker.result()
         assert reason, "the mover was not told why it was stopped"
@@ -140,7 +140,7 @@ class Fencing(Suite):
         with stopped(worker):
             pair.take_back()
             pair.target.memory[:] = POISON
-            pair.target.worker(_inside.rest, SILENCE)
+            pair.target.worker(_inside.rest, SILENCE_SECONDS)
             pair.untouched()
         assert worker.result()[1], "the mover was not told why it was stopped"
         pair.untouched()
@@ -161,16 +161,16 @@ class Fencing(Suite):
         ).connect()
         flood(pair)
         with stopped(there, target == "stopped"):
-            time.sleep(BLOCKED if target == "stopped" else 0.0)
+            time.sleep(BLOCKED_SECONDS if target == "stopped" else 0.0)
             worker.kill()
         landing = pair.subject.capabilities.landing_seconds
-        for _ in range(math.ceil(landing / LANDING_ROUND)):  # the core gives memory back only after this time
+        for _ in range(math.ceil(landing / LANDING_ROUND_SECONDS)):  # the core gives memory back only after this time
             pair.target.call(_inside.poll_nothing)
-            pair.target.worker(_inside.rest, LANDING_ROUND)
+            pair.target.worker(_inside.rest, LANDING_ROUND_SECONDS)
         pair.target.memory[:] = POISON
-        until = time.monotonic() + max(LATE - landing, SILENCE)
+        until = time.monotonic() + max(WATCHED_SECONDS - landing, SILENCE_SECONDS)
         while time.monotonic() < until:
-            pair.target.worker(_inside.rest, SILENCE)
+            pair.target.worker(_inside.rest, SILENCE_SECONDS)
             pair.untouched(f"bytes landed more than {landing:g} s after the process that moved them had ended")
 
     @pytest.mark.parametrize("trouble", ["a disconnect", "the peer's disconnect", "a stopped peer", "a close"])
@@ -197,14 +197,14 @@ class Fencing(Suite):
         with stopped(peer.worker, still):
             if trouble == "the peer's disconnect":
                 peer.disconnect(mover)
-                mover.worker(_stream.look, SILENCE)
+                mover.worker(_stream.look, SILENCE_SECONDS)
             elif trouble == "a close":
-                mover.worker(_stream.look, BLOCKED)
+                mover.worker(_stream.look, BLOCKED_SECONDS)
                 closes(mover, "the mover")
             elif trouble == "a disconnect" or not mover.worker(_stream.look, self.still).ended:
                 mover.disconnect(peer)
-            mover.worker(_stream.look, SILENCE, True)
-            mover.worker(_stream.settle, SILENCE)
+            mover.worker(_stream.look, SILENCE_SECONDS, True)
+            mover.worker(_stream.settle, SILENCE_SECONDS)
             left: Left = mover.worker(_stream.look, 0.0, True)
             claims = list(zip(parts(pair.subject.capabilities), left.settled, strict=True))
             for (start, end), sides in claims:
@@ -212,7 +212,7 @@ class Fencing(Suite):
                     pair.target.arrays[0][start:end] = POISON
                 if Side.SOURCE in sides:
                     pair.source.arrays[0][start:end] = 2
-        mover.worker(_inside.rest, SILENCE)
+        mover.worker(_inside.rest, SILENCE_SECONDS)
         for (start, end), sides in claims:
             found, after = pair.target.arrays[0][start:end], f"after {trouble}, and after"
             if Side.TARGET in sides:
@@ -223,7 +223,7 @@ class Fencing(Suite):
                 assert not read, f"the source was read {after} its transfer was called settled there"
         mover.worker(_stream.look, pair.subject.patience, True, True)
         if not still:
-            mover.worker(_stream.settle, LATE)  # what failed may still land, and is to be over before the next move
+            mover.worker(_stream.settle, WATCHED_SECONDS)  # what failed may still land
             pair.connect()
             pair.works_small()
         none_failed = left.ended and not left.failed

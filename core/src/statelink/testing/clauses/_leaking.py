@@ -32,7 +32,7 @@ ALLOWED = 24 * MIB
 
 A_FEW = 32
 """Transfers and batches that may be alive after all have ended, because a library may keep the last ones."""
-LINGERS = 2.0
+LINGERS_SECONDS = 2.0
 """Seconds for which a backend may keep what belongs to a transfer after its end, because its library still uses it."""
 PER_TRANSFER = 128
 """Bytes of Python's that a process may keep of each transfer, on average: rounded up, what caches and tables take."""
@@ -148,7 +148,7 @@ class Leaking(Suite):
             self._repeat(pair, 100, 1, self.moves // 2)
             before = {side: self._kept(worker) for side, worker in sides.items()}
             self._repeat(pair, 100, self.moves, self.moves)
-            time.sleep(LINGERS)
+            time.sleep(LINGERS_SECONDS)
             self._repeat(pair, 100, 2 * self.moves, 5)
             after = {side: self._kept(worker) for side, worker in sides.items()}
         finally:

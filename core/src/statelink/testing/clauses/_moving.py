@@ -153,7 +153,7 @@ class Moving(Suite):
         order, rounds = pair.order(blocks), 60 if size < 100_000 else 20
         wrong, came = pair.source.worker(_inside.early, order, rounds, source, target, subject.patience)
         if not came:
-            found = f"the last byte of a block is wrong, also {_inside.MOMENTS:g} s after its move was done"
+            found = f"the last byte of a block is wrong, also {_inside.MOMENTS_SECONDS:g} s after its move was done"
             raise Finding(found, PLACE)
         assert not wrong, f"{wrong} of {rounds} moves were reported done before their bytes were there"
 

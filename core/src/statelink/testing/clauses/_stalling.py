@@ -14,7 +14,7 @@ from .._lab import Lab, Suite, needs
 from .._memory import MIB
 from .._saying import all_moved, same
 from .._worker import Finding
-from ._fencing import STILL, closes, stopped
+from ._fencing import STILL_SECONDS, closes, stopped
 
 if TYPE_CHECKING:
     from statelink.backend import Blocks
@@ -45,11 +45,13 @@ class Stalling(Suite):
         mover = pair.source.worker
         with stopped(pair.target.worker):
             mover.start(_beside.submitted, pair.order(blocks))
-            in_time = mover.returns(STILL)
+            in_time = mover.returns(STILL_SECONDS)
         mover.result()
         said = "`SubmitMode.ASYNC`" if declared.submit_mode is SubmitMode.ASYNC else "`stalled_peers=None`"
         if not in_time:
-            raise Finding(f"`submit` or `poll` did not return within {STILL:g} s of a stopped peer, despite {said}")
+            raise Finding(
+                f"`submit` or `poll` did not return within {STILL_SECONDS:g} s of a stopped peer, despite {said}"
+            )
 
     def test_a_stopped_peer_holds_nobody_else(self, subject: Subject, lab: Lab) -> None:
         """While a call waits for a stopped peer, another peer is served, if `stalled_peers` says so.
@@ -67,10 +69,12 @@ class Stalling(Suite):
         with stopped(pair.target.worker):
             arguments = pair.order(blocks), other.order(small, 2), subject.patience
             here.worker.start(_beside.others, *arguments)
-            in_time = here.worker.returns(STILL + _beside.BRIEFLY)
+            in_time = here.worker.returns(STILL_SECONDS + _beside.BRIEFLY_SECONDS)
         outcomes = here.worker.result()
         if not in_time:
-            raise Finding(f"a move to a second peer did not end within {STILL:g} s, while the first peer was stopped")
+            raise Finding(
+                f"a move to a second peer did not end within {STILL_SECONDS:g} s, while the first peer was stopped"
+            )
         all_moved(outcomes)
         same(other.target.arrays[0][at : at + 4097], other.source.arrays[0][5 : 5 + 4097], "the second target")
 

@@ -107,7 +107,7 @@ def _pair(
     for items in _pushed(scene, pool, source, component.source, rng):
         for layers in _layers(scene, pool):
             move = plan.plan_move(component, items, wanted, owed, layers)
-            _collect(sent, source, move.content())
+            _collect(sent, source, move.state_bytes())
             if scene.parcel:
                 expected = plan.expected_move(component, wanted, owed)
                 limit = max(scene.parcel, *(group.runs.total for group in component.groups))
@@ -117,7 +117,7 @@ def _pair(
             assert count == move.nbytes
             nbytes[pool.name] += count
     arrived: Contents = {}
-    read = _collect(arrived, target, plan.arrived_content(component, wanted, owed))
+    read = _collect(arrived, target, plan.arrived_bytes(component, wanted, owed))
     assert arrived == sent, "what both sides would take digests of is not the same"
     due = component.granule_nbytes * len(owed)
     assert len(set(read)) == len(read) == due, "not every byte is read once"
@@ -220,7 +220,7 @@ def _found(rank: Rank, starts: Any, width: int) -> Any:
     return (at[:, None] + np.arange(width)).ravel()
 
 
-def _collect(found: Contents, rank: Rank, contents: Iterable[plan.Content]) -> list[int]:
+def _collect(found: Contents, rank: Rank, contents: Iterable[plan.StateBytes]) -> list[int]:
     """Read what digests are taken of: each part of the state once. Returns where its bytes are in the rank's data."""
     read: list[int] = []
     for content in contents:

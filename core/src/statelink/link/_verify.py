@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from statelink.errors import ConfigError, UnsupportedError
 from statelink.hints import install_hint
-from statelink.plan import Content, arrived_content, due
+from statelink.plan import StateBytes, arrived_bytes, due
 
 if TYPE_CHECKING:
     from statelink.plan import Items, PairPlan
@@ -65,7 +65,7 @@ def check_verify(inventory: Inventory) -> None:
         )
 
 
-def digest_of(parts: Iterable[Content], stop: Stop | None = None) -> int:
+def digest_of(parts: Iterable[StateBytes], stop: Stop | None = None) -> int:
     """The digest of some content. The digests of a component's pushes add up to that of the component.
 
     Reads all of the content, in this process's own memory; data threads only.
@@ -146,7 +146,7 @@ def differing(plan: PairPlan, arrived: Arrived, digests: Mapping[str, bytes], st
         owed = due(part.source, part.target, arrived.tokens, arrived.prefix)
         if not len(owed):
             continue
-        here = packed(digest_of(arrived_content(part, arrived.items[name], owed), stop))
+        here = packed(digest_of(arrived_bytes(part, arrived.items[name], owed), stop))
         there = digests.get(name)
         if here != there:
             found[name] = f"{name}: {there.hex() if there else 'nothing'} sent, {here.hex()} arrived"

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from ._blocks import Blocks
 from ._boxes import Box
-from ._compile import NO_LAYER, ComponentPlan, PairPlan, compile_pair
-from ._content import Content
+from ._compile import PairPlan, compile_pair
+from ._component_plan import ComponentPlan
+from ._group import NO_LAYER
 from ._indices import indices_of
 from ._items import Items, OffSpanError, Pages, check_pieces, pushed, required
 from ._match import differences, match
-from ._move import MAX_BATCH, Move, arrived_content, expected_move, plan_move
+from ._move import MAX_BATCH, Move, arrived_bytes, expected_move, plan_move
 from ._numbers import checked_int
 from ._pack import Places, Tile
 from ._page_counts import Tokens, needs_tokens, tokens_of, unknown_pages
@@ -22,6 +23,7 @@ from ._pairing import Due, due
 from ._positions import MAX_TOKENS, held_items, item_positions, required_span
 from ._request_content import MAX_CONTENT, checked_content, content_of
 from ._route import Assignment, Share, route
+from ._state_bytes import StateBytes
 from ._whole import Shapes, Whole
 
 __all__ = [
@@ -33,7 +35,6 @@ __all__ = [
     "Blocks",
     "Box",
     "ComponentPlan",
-    "Content",
     "Due",
     "Items",
     "Move",
@@ -43,10 +44,11 @@ __all__ = [
     "Places",
     "Shapes",
     "Share",
+    "StateBytes",
     "Tile",
     "Tokens",
     "Whole",
-    "arrived_content",
+    "arrived_bytes",
     "check_pieces",
     "checked_content",
     "checked_int",

@@ -12,9 +12,11 @@ import numpy.typing as npt
 from statelink.errors import MismatchError, StateError
 
 from ._boxes import Box, Runs, runs_of
-from ._content import Parts
+from ._component_plan import ComponentPlan
+from ._group import NO_LAYER, Group
 from ._join import BufferPair, join
 from ._pairing import granule_of
+from ._state_bytes import StateParts
 from ._whole import Shapes
 
 if TYPE_CHECKING:
@@ -23,13 +25,12 @@ if TYPE_CHECKING:
     from ._route import Assignment, Share
 
 
-__all__ = ["ComponentPlan", "Group", "PairPlan", "compile_pair"]
+__all__ = ["PairPlan", "compile_pair"]
 
 U64 = npt.NDArray[np.uint64]
 U32 = npt.NDArray[np.uint32]
 I64 = npt.NDArray[np.int64]
 
-NO_LAYER = -1
 MAX_BOXES = 1024
 """Most boxes in one share."""
 MAX_PLAN_RUNS = 1 << 21
@@ -38,73 +39,6 @@ MAX_PLAN_COMPARED = 1 << 18
 """Most comparisons of boxes and slabs for one plan."""
 OF_A_BOX = 16
 """The cost of comparing a box with all others of its share, in comparisons."""
-
-
-class Group(NamedTuple):
-    """Buffer pairs that share one run table and one pair of item strides.
-
-    Attributes:
-        runs: The shared run table.
-        source_stride: Bytes between items at the source.
-        target_stride: Bytes between items at the destination.
-        source: For each buffer, the address of item 0 at the source; uint64.
-        target: The same at the destination.
-        source_region: For each buffer, its region at the source; uint32.
-        target_region: The same at the destination.
-        layers: For each buffer, its model layer, or `NO_LAYER`; int64.
-        numbers: For each buffer, its number among all buffers of the component; int64.
-    """
-
-    runs: Runs
-    source_stride: int
-    target_stride: int
-    source: U64
-    target: U64
-    source_region: U32
-    target_region: U32
-    layers: I64
-    numbers: I64
-
-
-class ComponentPlan(NamedTuple):
-    """What one source rank writes of one component for one destination rank.
-
-    Attributes:
-        source: The source's component.
-        target: The destination's component.
-        granule: Number of positions that move together; 1 if items do not stand for positions.
-        groups: All buffer pairs, by geometry and layer.
-        layered: The same bytes, with buffers of one layer joined that lie in one item. Used for pushes of some layers.
-        fused: The same, with buffers of all layers joined that lie in one item. Used for pushes of all layers.
-        granule_nbytes: Bytes of one granule in all buffers together.
-        layer_nbytes: The same for each model layer, with `NO_LAYER` for buffers without one.
-        parts: Which part of the model's state each buffer is, for digests.
-        item_blocks: Most blocks that one item of the source becomes.
-        item_nbytes: Most bytes that move of one item of the source.
-    """
-
-    source: Component
-    target: Component
-    granule: int
-    groups: tuple[Group, ...]
-    layered: tuple[Group, ...]
-    fused: tuple[Group, ...]
-    granule_nbytes: int
-    layer_nbytes: dict[int, int]
-    parts: Parts
-    item_blocks: int
-    item_nbytes: int
-
-    @property
-    def block_nbytes(self) -> float:
-        """Mean bytes of the blocks of a granule. Items that are neighbours on both sides make blocks longer."""
-        blocks = sum(len(group.source) * len(group.runs.nbytes) for group in self.fused)
-        return self.granule_nbytes / blocks if blocks else 0.0
-
-    @property
-    def layers(self) -> list[int]:
-        """The model layers that are moved, in order; first `NO_LAYER` if there are buffers without a layer."""
-        return sorted(self.layer_nbytes)
 
 
 class PairPlan(NamedTuple):
@@ -230,7 +164,7 @@ def _component_plan(source: Inventory, target: Inventory, name: str, pairs: list
         fused=fused,
         granule_nbytes=sum(layer_nbytes.values()),
         layer_nbytes=layer_nbytes,
-        parts=Parts(theirs, ours, [(pair.source, pair.target, pair.boxes) for pair in pairs]),
+        parts=StateParts(theirs, ours, [(pair.source, pair.target, pair.boxes) for pair in pairs]),
         item_blocks=granules * sum(len(each.source) * len(each.runs.nbytes) for each in fused),
         item_nbytes=granules * sum(layer_nbytes.values()),
     )

@@ -11,16 +11,17 @@ import numpy.typing as npt
 from statelink.errors import RoomError
 
 from ._blocks import Blocks
-from ._content import Content, contents
 from ._items import Items
-from ._pack import Places, Tile, claim, parcels, places
+from ._pack import Places, Tile, mark, parcels, places
 from ._pairing import Due, Pairs, pair
+from ._state_bytes import StateBytes, state_bytes
 from ._tables import PIECE_ELEMENTS, table
 
 if TYPE_CHECKING:
-    from ._compile import ComponentPlan, Group
+    from ._component_plan import ComponentPlan
+    from ._group import Group
 
-__all__ = ["MAX_BATCH", "Move", "arrived_content", "expected_move", "plan_move"]
+__all__ = ["MAX_BATCH", "Move", "arrived_bytes", "expected_move", "plan_move"]
 
 MAX_BATCH = PIECE_ELEMENTS // 4
 """Most blocks in one batch of `Move.blocks`. It bounds memory, not the size of a move. It also keeps each operation of
@@ -80,9 +81,9 @@ class Move:
         for group in groups:
             yield from self._group_blocks(_of_layers(group, self.layers), max_blocks)
 
-    def content(self) -> Iterator[Content]:
+    def state_bytes(self) -> Iterator[StateBytes]:
         """Yield the bytes of this move at the source; for digests."""
-        return contents(self._chosen() if self.nbytes else (), self._plan.parts, self._pairs, "source")
+        return state_bytes(self._chosen() if self.nbytes else (), self._plan.parts, self._pairs, "source")
 
     @property
     def block_nbytes(self) -> float:
@@ -119,17 +120,17 @@ class Move:
         return max(0, buffers) * max(0, granules) * self._group(tile).runs.total
 
     def marks(self) -> npt.NDArray[np.bool_]:
-        """An array for `claim`: a row for each buffer of the component, a column for each granule that moves."""
+        """An array for `mark`: a row for each buffer of the component, a column for each granule that moves."""
         buffers = max(int(group.numbers.max()) + 1 for group in self._plan.groups)
         return np.zeros((buffers, len(self._pairs)), np.bool_)
 
-    def claim(self, tile: Tile, marks: npt.NDArray[np.bool_]) -> None:
+    def mark(self, tile: Tile, marks: npt.NDArray[np.bool_]) -> None:
         """Record in ``marks`` that a tile has come. `marks` of a move with the same granules made them.
 
         Raises:
             RoomError: The tile, which a peer may have sent, names something that does not move or has come before.
         """
-        claim(self._group(tile), self._pairs, tile, marks)
+        mark(self._group(tile), self._pairs, tile, marks)
 
     def _group(self, tile: Tile) -> Group:
         groups = self._chosen()
@@ -178,7 +179,7 @@ def plan_move(
     return Move(plan, pair(plan.source, plan.target, plan.granule, source, target, owed), layers)
 
 
-def arrived_content(plan: ComponentPlan, target: Items, owed: Due) -> Iterator[Content]:
+def arrived_bytes(plan: ComponentPlan, target: Items, owed: Due) -> Iterator[StateBytes]:
     """Yield the bytes at the destination that all moves of a request together have brought.
 
     Args:
@@ -186,7 +187,7 @@ def arrived_content(plan: ComponentPlan, target: Items, owed: Due) -> Iterator[C
         target: The destination's items.
         owed: What is `due` for the request.
     """
-    return contents(plan.groups, plan.parts, _all_pairs(plan, target, owed), "target")
+    return state_bytes(plan.groups, plan.parts, _all_pairs(plan, target, owed), "target")
 
 
 def expected_move(plan: ComponentPlan, target: Items, owed: Due) -> Move:

@@ -15,10 +15,10 @@ import numpy.typing as npt
 from statelink.errors import RoomError
 
 if TYPE_CHECKING:
-    from ._compile import Group
+    from ._group import Group
     from ._pairing import Pairs
 
-__all__ = ["Places", "Tile", "claim", "parcels", "places"]
+__all__ = ["Places", "Tile", "mark", "parcels", "places"]
 
 MAX_TILES = 256
 """Most tiles of a parcel. The list of them is sent in one message."""
@@ -130,7 +130,7 @@ def places(group: Group, pairs: Pairs, tile: Tile, side: Literal["source", "targ
     return Places(addresses[slice(*tile.buffers)], rows.ravel(), width)
 
 
-def claim(group: Group, pairs: Pairs, tile: Tile, marks: Bools) -> None:
+def mark(group: Group, pairs: Pairs, tile: Tile, marks: Bools) -> None:
     """Record in ``marks`` which granules a tile brings. It has a row for each buffer of the component.
 
     Raises:

@@ -20,7 +20,8 @@ from ._blocks import Blocks
 from ._pairing import due, overlap
 
 if TYPE_CHECKING:
-    from ._compile import ComponentPlan, Group
+    from ._component_plan import ComponentPlan
+    from ._group import Group
     from ._items import Items
 
 __all__ = ["Shapes", "Whole"]

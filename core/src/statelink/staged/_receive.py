@@ -102,7 +102,7 @@ class StagedReceive(ReceiveHook):
         if self._came is None:
             self._came = move.marks()
         for tile in tiles:
-            part.claim(tile, self._came)
+            part.mark(tile, self._came)
         ring.memory.unpack([part.places(tile, "target") for tile in tiles], at)
         with self._lock:
             del self._asked[said.number], self._granted[said.number]

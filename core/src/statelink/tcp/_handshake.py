@@ -47,8 +47,8 @@ __all__ = [
     "decode",
     "dial",
     "frame",
+    "token_is_readable",
     "verify",
-    "witness",
 ]
 
 PREFIX: Final = 2
@@ -122,7 +122,7 @@ def verify(key: bytes, hello: Hello, nonce: bytes, proof: Proof) -> bool:
     return hmac.compare_digest(expected, proof.proof)
 
 
-def witness(key: bytes, hello: Hello, nonce: bytes, proof: Proof) -> bool:
+def token_is_readable(key: bytes, hello: Hello, nonce: bytes, proof: Proof) -> bool:
     """Whether the sender's token can be read at the address that the sender named."""
     try:
         seen = _iovec.read_memory(proof.pid, proof.address, TOKEN) if proof.pid else b""

@@ -22,7 +22,7 @@ from ._frames import (
     pack_reply,
     unpack_header,
 )
-from ._handshake import Welcome, frame, witness
+from ._handshake import Welcome, frame, token_is_readable
 from ._inbox import Inbox
 from ._iovec import Vectors
 from ._stream import MORE_THREADS, POLLIN, Interrupted, Lost, Stream, Waker
@@ -154,7 +154,7 @@ class Receiver:
 
     def _serve(self, caller: Caller) -> None:
         stream = Stream(caller.sock, self._waker, self._check)
-        readable = self._near and witness(caller.key, caller.hello, caller.nonce, caller.proof)
+        readable = self._near and token_is_readable(caller.key, caller.hello, caller.nonce, caller.proof)
         stream.write(frame(Welcome(readable)))
         pid = caller.proof.pid if readable else 0
         connection = _Connection(self._peer, stream, pid, self._grants, self._copier, self._options)

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from statelink.state import Buffer, Component
 
     from ._boxes import Box
-    from ._compile import Group
+    from ._group import Group
     from ._pairing import Pairs
 
-__all__ = ["Content", "Parts", "contents"]
+__all__ = ["StateBytes", "StateParts", "state_bytes"]
 
 MAX_SCRATCH = 1 << 20
 """Bytes of one buffer that are handled together, so that they stay in the cache. One granule may have more."""
@@ -29,7 +29,7 @@ I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 
 
-class Content(NamedTuple):
+class StateBytes(NamedTuple):
     """Some granules of some buffers of one geometry, as they lie on one side.
 
     The bytes of one granule of one buffer are its pieces in order. Seeds and granules say which part of the model's
@@ -37,7 +37,7 @@ class Content(NamedTuple):
     this side.
 
     Attributes:
-        seeds: For each buffer, a number for the part of the model's state that it moves; see `Parts`. Below 2^63;
+        seeds: For each buffer, a number for the part of the model's state that it moves; see `StateParts`. Below 2^63;
             uint64.
         addresses: For each buffer, the address of item 0; uint64.
         granules: For each granule, its number in the sequence; int64.
@@ -52,7 +52,7 @@ class Content(NamedTuple):
     piece: int
 
 
-class Parts:
+class StateParts:
     """Which part of the model's state each buffer of a plan moves, as either side describes it. Thread-safe.
 
     Args:
@@ -88,9 +88,9 @@ class Parts:
         return known
 
 
-def contents(
-    groups: tuple[Group, ...], parts: Parts, pairs: Pairs, side: Literal["source", "target"]
-) -> Iterator[Content]:
+def state_bytes(
+    groups: tuple[Group, ...], parts: StateParts, pairs: Pairs, side: Literal["source", "target"]
+) -> Iterator[StateBytes]:
     """Yield every byte that ``pairs`` move once, in batches of bounded size.
 
     Args:
@@ -120,4 +120,4 @@ def contents(
             if within_item is not None:
                 offsets += within_item[chosen, None] * steps
             addresses = group.source if side == "source" else group.target
-            yield Content(seeds[group.numbers], addresses, granules[chosen], offsets, piece)
+            yield StateBytes(seeds[group.numbers], addresses, granules[chosen], offsets, piece)

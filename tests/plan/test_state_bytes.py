@@ -24,9 +24,9 @@ def parts(first: int = 0, layer: int = 0, name: str = "kv", tokens: int = 4, sid
     owed = plan.due(component.source, component.target, tokens, tokens - 4)
     items = plan.required(component.target, tokens, tokens - 4, [1, 2])
     if side == "target":
-        found = plan.arrived_content(component, items, owed)
+        found = plan.arrived_bytes(component, items, owed)
     else:
-        found = plan.plan_move(component, items, items, owed).content()
+        found = plan.plan_move(component, items, items, owed).state_bytes()
     return {(seed, granule) for each in found for seed in each.seeds.tolist() for granule in each.granules.tolist()}
 
 

@@ -1,0 +1,54 @@
+"""What one rank writes of one component for another, as tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from statelink.state import Component
+
+    from ._group import Group
+    from ._state_bytes import StateParts
+
+__all__ = ["ComponentPlan"]
+
+
+class ComponentPlan(NamedTuple):
+    """What one source rank writes of one component for one destination rank.
+
+    Attributes:
+        source: The source's component.
+        target: The destination's component.
+        granule: Number of positions that move together; 1 if items do not stand for positions.
+        groups: All buffer pairs, by geometry and layer.
+        layered: The same bytes, with buffers of one layer joined that lie in one item. Used for pushes of some layers.
+        fused: The same, with buffers of all layers joined that lie in one item. Used for pushes of all layers.
+        granule_nbytes: Bytes of one granule in all buffers together.
+        layer_nbytes: The same for each model layer, with `NO_LAYER` for buffers without one.
+        parts: Which part of the model's state each buffer is, for digests.
+        item_blocks: Most blocks that one item of the source becomes.
+        item_nbytes: Most bytes that move of one item of the source.
+    """
+
+    source: Component
+    target: Component
+    granule: int
+    groups: tuple[Group, ...]
+    layered: tuple[Group, ...]
+    fused: tuple[Group, ...]
+    granule_nbytes: int
+    layer_nbytes: dict[int, int]
+    parts: StateParts
+    item_blocks: int
+    item_nbytes: int
+
+    @property
+    def block_nbytes(self) -> float:
+        """Mean bytes of the blocks of a granule. Items that are neighbours on both sides make blocks longer."""
+        blocks = sum(len(group.source) * len(group.runs.nbytes) for group in self.fused)
+        return self.granule_nbytes / blocks if blocks else 0.0
+
+    @property
+    def layers(self) -> list[int]:
+        """The model layers that are moved, in order; first `NO_LAYER` if there are buffers without a layer."""
+        return sorted(self.layer_nbytes)

@@ -47,7 +47,7 @@ from ._sender import Sender
 from ._stream import MORE_THREADS
 
 if TYPE_CHECKING:
-    from ._ranges import U64
+    from ._iovec import U64
 
 __all__ = ["TcpBackend"]
 

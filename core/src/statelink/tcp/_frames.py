@@ -22,7 +22,7 @@ import numpy as np
 if TYPE_CHECKING:
     from statelink.backend import Blocks
 
-    from ._ranges import U64
+    from ._iovec import U64
 
 __all__ = [
     "HEADER",

@@ -9,7 +9,7 @@ from statelink.backend import Ranges, Transfer
 from statelink.errors import TransferError
 
 if TYPE_CHECKING:
-    from ._ranges import U64
+    from ._iovec import U64
 
 __all__ = ["Grant", "Grants"]
 

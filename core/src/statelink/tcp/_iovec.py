@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, cast
 
 import numpy as np
-
-from ._ranges import U64, merge
+import numpy.typing as npt
 
 __all__ = [
     "MOST_PROMPT_BYTES",
     "NO_SIGNAL",
+    "U64",
     "Vectors",
     "can_copy",
     "copy",
@@ -37,6 +37,8 @@ __all__ = [
     "send",
     "send_bytes",
 ]
+
+U64 = npt.NDArray[np.uint64]
 
 IOV_MAX: Final = 1024
 """Most vectors that the kernel takes in one call."""
@@ -121,7 +123,7 @@ class Vectors:
         self._ends: U64 | None = None
         """Where each range ends, as a number of bytes. Of few ranges, only a window has to know."""
         if len(nbytes) > WORTH_JOINING:
-            addresses, nbytes = merge(addresses, nbytes)
+            addresses, nbytes = _merge(addresses, nbytes)
             self._ends = np.add.accumulate(nbytes)
         self._vectors = vectors = np.empty((len(nbytes), 2), np.uint64)
         vectors[:, 0], vectors[:, 1] = addresses, nbytes
@@ -276,6 +278,17 @@ def permit_ptrace() -> None:
     """Let any process of this user read this process's memory, although Yama is set. Does nothing without Yama."""
     if sys.platform == "linux":
         _libc.prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0)
+
+
+def _merge(addresses: U64, nbytes: U64) -> tuple[U64, U64]:
+    """Join each range with the next ones in the list, if they continue it in memory."""
+    if len(addresses) < 2:
+        return addresses, nbytes
+    apart = addresses[1:] != addresses[:-1] + nbytes[:-1]
+    if np.logical_and.reduce(apart):  # all of them; `ndarray.all` calls the same through a function in Python
+        return addresses, nbytes
+    first = np.concatenate(([0], np.flatnonzero(apart) + 1))
+    return addresses[first], np.add.reduceat(nbytes, first)
 
 
 def _calls(nbytes: int) -> _Calls:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from ._grants import Grant, Grants
     from ._handshake import Hello, Proof
+    from ._iovec import U64
     from ._options import Options
-    from ._ranges import U64
 
 __all__ = ["Caller", "Receiver"]
 

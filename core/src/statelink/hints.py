@@ -1,12 +1,16 @@
-"""The command that installs a package of Statelink: by its name, or from the checkout that this one comes from."""
+"""Hints of errors: the name that was nearly right, and the command that installs a package.
+
+The command has the package by its name, or from the checkout that this one comes from.
+"""
 
 from __future__ import annotations
 
+import difflib
 import importlib.metadata
 import json
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +21,13 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
-__all__ = ["install_hint"]
+__all__ = ["did_you_mean", "install_hint"]
+
+
+def did_you_mean(given: object, known: Iterable[str], otherwise: str = "") -> str:
+    """A hint that names the nearest of the ``known`` names, or ``otherwise`` if none is near."""
+    close = difflib.get_close_matches(str(given), list(known), n=1)
+    return f"did you mean {close[0]!r}?" if close else otherwise
 
 
 def install_hint(requirement: str, *, upgrade: bool = False) -> str:

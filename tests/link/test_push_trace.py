@@ -1,0 +1,36 @@
+"""The way of one small push, as CONTRIBUTING.md tells it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ELSEWHERE = 4
+"""Most files that a link may enter for other reasons meanwhile, such as a timer, on a busy machine."""
+
+
+def traced(*arguments: str) -> tuple[list[str], str]:
+    """The files that the tool names, in their order, and its last line."""
+    command = [sys.executable, "-m", "tools.push_trace", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=ROOT)
+    *lines, last = done.stdout.splitlines()
+    return [line.split()[1] for line in lines], last
+
+
+def test_the_reading_path_names_the_files_that_a_push_passes() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    path = text.partition("`python -m tools.push_trace` lists")[2].partition("A request of several pushes")[0]
+    named = re.findall(r"`([\w/]+\.py)`", path)
+    files, last = traced()
+    assert set(named) <= set(files)
+    assert len(set(files) - set(named)) <= ELSEWHERE, set(files) - set(named)
+    assert (files[0], len(named)) == ("link/prefill/_sending.py", len(set(named)))
+    assert re.fullmatch(rf"\d+ calls of \d+ functions in {len(files)} files, \d+ changes of file, \d threads", last)
+
+
+def test_the_whole_way_ends_on_both_sides() -> None:
+    files, _ = traced("--until", "finished")
+    assert {"tcp/_receiver.py", "link/decode/_receiving_state.py", "link/prefill/_delivery.py"} <= set(files)

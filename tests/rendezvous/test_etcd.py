@@ -214,7 +214,7 @@ def test_it_is_killed_and_comes_back(tmp_path: Path, fleet_of: Callable[..., Fle
         server.start()
         finds(asks, "0")
         finds(asks, "0", instance="late")
-        assert rank.explain(None) == ("", "")
+        until(lambda: rank.explain(None) == ("", ""), PATIENCE, "a rank that learns that etcd is back")
 
         server.members[0].stop()
         says(asks, "does not answer: it takes connections and does not answer")

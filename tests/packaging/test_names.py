@@ -46,7 +46,12 @@ def test_a_fault_is_named_with_its_place(tmp_path: Path, added: str, said: str) 
 
 
 def test_subsystems_are_apart_and_equal_numbers_are_no_fault(tmp_path: Path) -> None:
-    made = package(tmp_path, link___one=ONE, link___two="MOST = 4\nKIND = 'y'\n", wire___one="MOST = 9\n" + ONE[60:])
+    made = package(
+        tmp_path,
+        link___one=ONE,
+        link___two="MOST = 4\nKIND = 'y'\n",
+        wire___one="MOST = 9\n\n\nclass Room:\n    pass\n",
+    )
     assert list(faults(made)) == []
 
 

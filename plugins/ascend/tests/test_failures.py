@@ -238,7 +238,7 @@ def test_an_npu_that_there_is_not(make: Make) -> None:
 
 
 @pytest.mark.usefixtures("simulated")
-@pytest.mark.parametrize("name", ["batch_transfer_sync_read", "DEVICE_URMA"])
+@pytest.mark.parametrize("name", ["batch_transfer_sync_write", "DEVICE_URMA"])
 def test_version_that_lacks_something(make: Make, name: str) -> None:
     peer = make("peer", MEMFABRIC_SIM_LACKS=name)
     with pytest.raises(BackendUnavailableError, match=rf"MemFabric cannot be used: this version .* has no \w+\.{name}"):

@@ -90,7 +90,7 @@ class TransferEngine:
         return {code}
     def get_rpc_port(self):
         return {port}
-    batch_register_memory = batch_transfer_sync_write = batch_transfer_sync_read = destroy = unInitialize = initialize
+    batch_register_memory = batch_transfer_sync_write = destroy = unInitialize = initialize
 def get_and_clear_last_err_msg():
     return {text!r}
 """

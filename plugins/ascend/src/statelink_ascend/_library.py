@@ -35,8 +35,7 @@ CODES = {
 }
 RAISED = -1
 """Stands for the code of a call that raised an exception."""
-SYNC = "batch_transfer_sync_write batch_transfer_sync_read"
-METHODS = f"initialize get_rpc_port batch_register_memory {SYNC} destroy unInitialize"
+METHODS = "initialize get_rpc_port batch_register_memory batch_transfer_sync_write destroy unInitialize"
 
 
 class Library:

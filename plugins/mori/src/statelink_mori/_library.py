@@ -25,7 +25,7 @@ XGMI_ALONE = 1
 MEMORY, REMOTE = "register_memory deregister_memory", "register_remote_engine deregister_remote_engine"
 NEEDED = {
     "IOEngine": f"create_backend get_engine_desc {MEMORY} {REMOTE} create_session",
-    "IOEngineSession": "allocate_transfer_uid batch_read batch_write",
+    "IOEngineSession": "allocate_transfer_uid batch_write",
     "EngineDesc": "pack unpack",
     "MemoryDesc": "pack unpack",
     "MemoryLocationType": "CPU GPU",

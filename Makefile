@@ -89,7 +89,7 @@ check: $(DEV) ## Run every static check: ruff, format, mypy, import rules, priva
 	  adapters/testing docs/conf.py examples/two_processes.py examples/unequal_ranks.py examples/one_minute.py examples/demo/src examples/demo/tests tests benchmarks tools)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tools.private_modules tests core/tests $(wildcard plugins/*/tests plugins/*/simulator) \
-	  $(wildcard adapters/*/tests) adapters/testing examples benchmarks --without tests/model
+	  $(wildcard adapters/*/tests) adapters/testing examples benchmarks --without tests/model --without benchmarks/fast_paths.py
 	$(BIN)/python -m tools.names core/src/statelink $(wildcard plugins/*/src/statelink_* adapters/*/src/statelink_*)
 	$(BIN)/codespell
 

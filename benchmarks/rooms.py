@@ -32,7 +32,7 @@ from .busy import BUSY, Spin, spins
 from .rows import show
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
 
 TOKENS, PAGE, WINDOW = 64, 16, 32
@@ -122,8 +122,18 @@ def runs(rooms: int, in_flight: int) -> Iterator[tuple[int, int]]:
     yield 1_000_000, rooms
 
 
-def prefill(config: dict[str, Any], rooms: int, in_flight: int, spin: str, profile: str, pipe: Connection) -> None:
+def prefill(
+    config: dict[str, Any],
+    rooms: int,
+    in_flight: int,
+    spin: str,
+    profile: str,
+    without: Callable[[], None] | None,
+    pipe: Connection,
+) -> None:
     """The sending process."""
+    if without is not None:
+        without()
     pools = Pools("prefill", in_flight)
     if profile:
         profile_threads(profile, "prefill")
@@ -152,13 +162,20 @@ def profile_threads(folder: str, side: str) -> None:
     threading.Thread.run = profiled  # type: ignore[method-assign,assignment]
 
 
-def measure(backend: str, rooms: int, in_flight: int, busy: str, profile: str = "") -> dict[str, Any]:
-    """One run over one backend."""
+def measure(
+    backend: str,
+    rooms: int,
+    in_flight: int,
+    busy: str,
+    profile: str = "",
+    without: Callable[[], None] | None = None,
+) -> dict[str, Any]:
+    """One run over one backend. ``without``: called first in the sending process; see `benchmarks.fast_paths`."""
     config = {"backend": backend, "deadline": 60.0}
     theirs_spin, ours_spin = spins(busy)
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
-    given = (config, rooms, in_flight, theirs_spin, profile, theirs)
+    given = (config, rooms, in_flight, theirs_spin, profile, without, theirs)
     process = context.Process(target=prefill, args=given, daemon=True)
     process.start()
     pools = Pools("decode", in_flight)

@@ -1,6 +1,6 @@
 """Finds tests that use a private module of this workspace, by an import or in a text such as a path to patch.
 
-``python -m tools.private_modules FOLDER... [--without FOLDER]`` looks at every Python file in these folders and below.
+``python -m tools.private_modules FOLDER... [--without PATH]`` looks at every Python file in these folders and below.
 A module is private if a part of its name begins with one underscore. Private attributes are for ruff's SLF001.
 """
 
@@ -41,10 +41,10 @@ def main() -> int:
     """Print each use; 1 if there is one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
-    parser.add_argument("--without", type=Path, action="append", default=[], help="leave this folder out")
+    parser.add_argument("--without", type=Path, action="append", default=[], help="leave this file or folder out")
     given = parser.parse_args()
     files = {path for folder in given.folders for path in folder.rglob("*.py")}
-    kept = sorted(path for path in files if not any(each in path.parents for each in given.without))
+    kept = sorted(path for path in files if not any(each in (path, *path.parents) for each in given.without))
     lines = [line for path in kept for line in found(path)]
     print("\n".join(lines), end="\n" if lines else "")
     if not kept:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from statelink.link import Status
-from statelink.link._deadlines import Deadlines
+from statelink.link._room_table import Deadlines
 from statelink.link.runtime import Loop
 
 
@@ -28,17 +28,17 @@ class Room:
 def test_a_room_that_cannot_expire_does_not_keep_the_others() -> None:
     timers: list[tuple[float, Callable[[], None]]] = []
     clock = SimpleNamespace(time=0.0)
-    context: Any = SimpleNamespace(
+    loop: Any = SimpleNamespace(
         now=lambda: clock.time,
         after=lambda seconds, job: timers.append((clock.time + seconds, job)),
-        loop=SimpleNamespace(guard=lambda job: Loop.guard(None, job)),  # type: ignore[arg-type]
+        guard=lambda job: Loop.guard(None, job),  # type: ignore[arg-type]
     )
-    deadlines = Deadlines(context)
+    deadlines = Deadlines(loop)
     rooms: list[Any] = [Room(1.0, fails=True), Room(1.0), Room(2.0)]
     for room in rooms:
         deadlines.add(room)
     while timers:
         timers.sort(key=lambda timer: timer[0])
         clock.time, job = timers.pop(0)
-        context.loop.guard(job)
+        loop.guard(job)
     assert [room.status for room in rooms] == [Status.WAITING, Status.FAILED, Status.FAILED]

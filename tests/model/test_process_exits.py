@@ -23,8 +23,13 @@ class Clock:
         self.broken = broken
         """Polls that raise, before the first that does not."""
         self.time = 0.0
-        self.backend = SimpleNamespace(capabilities=capabilities)
-        self.workers = SimpleNamespace(poll=self._poll)
+        self._declared = capabilities
+
+    def exits(self, landed: Callable[[Any], None]) -> ProcessExits:
+        """Its own loop and workers are this clock."""
+        workers: Any = SimpleNamespace(poll=self._poll)
+        loop: Any = self
+        return ProcessExits(loop, workers, self._declared, landed)
 
     def after(self, seconds: float, job: Callable[[], None]) -> None:
         self.time += seconds
@@ -41,7 +46,7 @@ class Clock:
 def test_it_waits_as_long_as_declared(declared: dict[str, Any], seconds: float) -> None:
     """In rounds in which the backend is called, since some libraries land nothing otherwise."""
     clock, landed = Clock(**declared), list[tuple[str, float]]()
-    exits = ProcessExits(clock, lambda rank: landed.append((rank.name, clock.time)))  # type: ignore[arg-type]
+    exits = clock.exits(lambda rank: landed.append((rank.name, clock.time)))
     ranks: Any = [SimpleNamespace(name="dead", exited=True), SimpleNamespace(name="alive", exited=False)]
     exits.look(ranks)
     assert [name for name, _ in landed] == ["dead"]
@@ -52,14 +57,15 @@ def test_it_waits_as_long_as_declared(declared: dict[str, Any], seconds: float) 
 def test_a_poll_that_raised_proves_nothing() -> None:
     clock, landed = Clock(broken=3), list[Any]()
     ranks: Any = [SimpleNamespace(name="dead", exited=True)]
-    ProcessExits(clock, landed.append).look(ranks)  # type: ignore[arg-type]
+    clock.exits(landed.append).look(ranks)
     assert landed == ranks
     assert clock.polled == 3 + 20
 
 
 def test_without_a_fence_the_end_of_a_process_proves_nothing() -> None:
     clock, landed = Clock(target=Fence.NONE), list[Any]()
-    ProcessExits(clock, landed.append).look([SimpleNamespace(name="dead", exited=True)])  # type: ignore[arg-type, list-item]
+    ranks: Any = [SimpleNamespace(name="dead", exited=True)]
+    clock.exits(landed.append).look(ranks)
     assert (landed, clock.polled) == ([], 0)
 
 

@@ -30,7 +30,7 @@ LOOKED_AT = (
     "_slots.py",
     "_background.py",
     *(f"link/{name}.py" for name in ("_link", "_context", "_control", "_exits", "_inspect", "_room_table")),
-    *(f"link/runtime/{name}.py" for name in ("_bell", "_loop", "_readers", "_workers", "_forks")),
+    *(f"link/runtime/{name}.py" for name in ("_loop", "_workers")),
     *(f"wire/{name}.py" for name in ("_channel", "_security", "_frames")),
     *(f"tcp/{name}.py" for name in ("_backend", "_listener", "_stream")),
     *(f"rendezvous/{name}.py" for name in ("_client", "_connect")),

@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from statelink.errors import ClosedError, PeerError, TransferError, WireError
 from statelink.wire import write_handshake
 
 from .peers import Connections, HandshakeReader
-from .runtime import KeyedExecutor, Loop, MakeExecutor, Workers, note_forks
+from .runtime import KeyedExecutor, Loop, MakeExecutor, Workers
 
 if TYPE_CHECKING:
     import pluggy
@@ -110,7 +111,7 @@ class Context:
         self._start = start
         self._process = os.getpid()
         self.forked = False
-        note_forks(self)
+        _opened.add(self)
 
     @property
     def quiet_within(self) -> float | None:
@@ -247,3 +248,16 @@ class Context:
 def _fencing(backend: Backend) -> Fencing | None:
     owner = backend.capabilities.target is Fence.OWNER
     return backend if owner and isinstance(backend, Fencing) else None
+
+
+_opened: weakref.WeakSet[Context] = weakref.WeakSet()
+"""Every link of this process. A forked child notes the fork in each, so that no call has to ask the system."""
+
+
+def _note_fork() -> None:
+    # The child has only the thread that forked, so that nothing else uses the set.
+    for each in _opened:
+        each.forked = True
+
+
+os.register_at_fork(after_in_child=_note_fork)

@@ -131,6 +131,10 @@ class RoomMemory:
 
     def _step(self, event: MemoryEvent) -> None:
         state = ROOM_MEMORY[self.state].get(event)
-        if state is not None:
-            self.state = state
-            (self._quiesced.set if self.quiesced else self._quiesced.clear)()
+        if state is None:
+            return
+        self.state = state
+        if state is MemoryState.NAMED:
+            self._quiesced.clear()
+        elif state is not MemoryState.IN_USE:
+            self._quiesced.set()

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ._context import Context
+    from ._room_table import RoomTable
 
-__all__ = ["Ready", "RoomState", "RoomWatcher", "room_reason"]
+__all__ = ["Ready", "RoomState", "room_reason"]
 
 log = logger("statelink.link")
 
@@ -33,25 +34,6 @@ class Ready(Protocol):
 
     def query(self) -> bool:
         """Whether the memory may be touched. Must not block; called on the control thread."""
-
-
-class RoomWatcher(Protocol):
-    """Is told of every change of a room. The control thread calls it."""
-
-    def changed(self, state: RoomState) -> None:
-        """The room's status or quiescence changed."""
-
-    def ended(self, state: RoomState) -> None:
-        """The room ended."""
-
-    def forget(self, state: RoomState) -> None:
-        """Free the room's id, if the room has ended and quiesced by now."""
-
-    def taken_back(self, state: RoomState, by: str) -> None:
-        """Memory was taken back without proof: ``by`` is ``engine`` or ``take_back_after``."""
-
-    def watch(self, state: RoomState) -> None:
-        """Watch the room's deadline, which is new, or has changed."""
 
 
 def room_reason(
@@ -70,7 +52,7 @@ class RoomState:
 
     Args:
         context: The link's parts.
-        watcher: Told of every change.
+        table: The rooms of the link; told of every change.
         room: The non-zero 64-bit id that both sides use for the request.
         tokens: N: positions of the request; ``None`` if prefill takes it from decode.
         deadline: Seconds that the room may take; the configured default when not given.
@@ -112,7 +94,7 @@ class RoomState:
     def __init__(
         self,
         context: Context,
-        watcher: RoomWatcher,
+        table: RoomTable,
         room: int,
         tokens: int | None,
         deadline: float | None,
@@ -125,7 +107,7 @@ class RoomState:
         """Seconds that the engine gave the room last."""
         self.deadline = opened + self._term
         self.ended = Flag()
-        self._watcher = watcher
+        self._table = table
         self.memory = RoomMemory()
         self._moved: dict[str, Moved] = {}
 
@@ -229,7 +211,7 @@ class RoomState:
     def _set_deadline(self, deadline: float) -> None:
         self.deadline = deadline
         if self.status not in ENDED:
-            self._watcher.watch(self)
+            self._table.watch(self)
 
     def content_stated(self) -> None:
         """The engine has stated the content of the request after it opened the room. Control thread."""
@@ -252,8 +234,8 @@ class RoomState:
             self._over = self.context.now()
             self.status = status
             self.ended.set()
-            self._watcher.ended(self)
-        self._watcher.changed(self)
+            self._table.ended(self)
+        self._table.changed(self)
         return True
 
     def _end_in_failure(self, reason: Reason) -> Reason | None:
@@ -269,7 +251,7 @@ class RoomState:
     def _memory_is_quiet(self, quiet: bool) -> None:
         """Take note of whether the memory may still be touched, as far as the control thread knows. Control thread."""
         if quiet and self.memory.prove():
-            self._watcher.changed(self)
+            self._table.changed(self)
         elif self._wanted is not None:
             self._maybe_take_back()
 
@@ -294,8 +276,8 @@ class RoomState:
         if self._wanted is None or self._told_taken_back or not self.memory.take_back(self._touches):
             return
         self._tell_taken_back("engine", self._wanted)
-        self._watcher.changed(self)
-        self._watcher.forget(self)
+        self._table.changed(self)
+        self._table.forget(self)
 
     def _tell_taken_back(self, by: str, why: str) -> None:
         """Log and count, once, that the memory is taken back. ``by`` is ``engine`` or ``take_back_after``."""
@@ -303,7 +285,7 @@ class RoomState:
             self._told_taken_back = self.memory.taken_back = True
             waits = self.held()[1]
             log.warning("room %d: memory is taken back without proof, by %s: %s; %s", self.room, by, why, waits)
-            self._watcher.taken_back(self, by)
+            self._table.taken_back(self, by)
 
     def _touches(self) -> bool:
         """Whether code of this process may still write to the memory. Any thread."""

@@ -1,8 +1,12 @@
-"""The rooms of a link, by their ids."""
+"""The rooms of a link, by their ids, and their deadlines."""
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import math
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -10,8 +14,6 @@ from statelink._logs import logger
 from statelink.errors import ClosedError, RoomError
 
 from ._changed_rooms import ChangedRooms
-from ._deadlines import Deadlines
-from ._push_budget import PushBudget
 from ._status import ENDED
 from ._totals import Totals
 
@@ -19,8 +21,9 @@ if TYPE_CHECKING:
     from ._context import Context
     from ._room import Room
     from ._room_state import RoomState
+    from .runtime import Loop
 
-__all__ = ["RoomTable", "Rooms", "closed", "suspended", "unfinished"]
+__all__ = ["Deadlines", "RoomTable", "Rooms", "closed", "suspended", "unfinished"]
 
 log = logger("statelink.link")
 
@@ -31,7 +34,7 @@ AnyState = TypeVar("AnyState", bound="RoomState")
 
 
 class RoomTable:
-    """All rooms of a link by role and id. They share their deadlines, the queue of changes and the push budget.
+    """All rooms of a link by role and id. They share their deadlines and the queue of changes.
 
     Thread-safe; nothing blocks.
 
@@ -41,14 +44,12 @@ class RoomTable:
     Attributes:
         watch: Watches a room's deadline, which is new, or has changed. Control thread.
         changes: Rooms that changed since the engine took them last.
-        push_budget: Counts the pushes of all rooms.
     """
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self.watch = Deadlines(context).add
+        self.watch = Deadlines(context.loop).add
         self._totals = Totals()
-        self.push_budget = PushBudget(context.config.max_pushes)
         self._lock = threading.RLock()  # a signal handler or a `__del__` may call the link meanwhile
         """Guards the ids."""
         self._rooms: dict[str, dict[int, tuple[RoomState, Room]]] = {"prefill": {}, "decode": {}}
@@ -190,9 +191,8 @@ class RoomTable:
         return self._totals.snapshot()
 
     def load(self) -> dict[str, int]:
-        """Numbers of pushes and changed rooms that wait. Any thread."""
+        """Numbers of changed rooms, and of rooms whose memory was taken back. Any thread."""
         return {
-            "pushes": self.push_budget.pushes,
             "changes": len(self.changes),
             "changes_dropped": self.changes.dropped,
             "taken_back": len(self._unproven),
@@ -233,6 +233,59 @@ class Rooms(Generic[AnyState]):
             if state.room == room and state not in found and isinstance(state, self._kind):
                 found.append(state)
         return found
+
+
+Entry = tuple[float, int, "weakref.ref[RoomState]"]
+"""A deadline on the link's clock, a number that makes entries different, and the room."""
+
+
+class Deadlines:
+    """Calls `RoomState.expire` of each room that has not ended by its deadline. Belongs to the control thread.
+
+    Args:
+        loop: The control thread's loop.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        # Weak references: otherwise a room that ended long before its deadline would stay in memory until then.
+        self._heap: list[Entry] = []
+        self._numbers = itertools.count()
+        self._compact_at = 1024
+        self._armed = math.inf
+
+    def add(self, room: RoomState) -> None:
+        """Watch a room. Called again when its deadline has changed."""
+        heapq.heappush(self._heap, (room.deadline, next(self._numbers), weakref.ref(room)))
+        if room.deadline < self._armed:
+            self._arm()
+        if len(self._heap) > self._compact_at:
+            self._heap = [each for each in self._heap if _due(each) is not None]
+            heapq.heapify(self._heap)
+            self._compact_at = max(1024, 2 * len(self._heap))
+
+    def _arm(self) -> None:
+        """Set a timer for the earliest deadline. Timers that were set for later times stay, and do no harm."""
+        if self._heap and self._heap[0][0] < self._armed:
+            self._armed = self._heap[0][0]
+            self._loop.after(self._armed - self._loop.now(), self._look)
+
+    def _look(self) -> None:
+        now = self._loop.now()
+        if now < self._armed:
+            return
+        self._armed = math.inf
+        while self._heap and (self._heap[0][0] <= now or _due(self._heap[0]) is None):
+            room = _due(heapq.heappop(self._heap))
+            if room is not None:
+                self._loop.guard(room.expire)  # one that raises must not keep the others from their end
+        self._arm()
+
+
+def _due(entry: Entry) -> RoomState | None:
+    """The room of an entry; ``None`` if it has ended, does not exist any more, or has another deadline."""
+    room = entry[2]()
+    return room if room is not None and room.status not in ENDED and room.deadline == entry[0] else None
 
 
 def closed(context: Context) -> ClosedError:

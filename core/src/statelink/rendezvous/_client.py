@@ -17,7 +17,7 @@ from statelink._logs import logger
 from statelink.errors import ConfigError, PeerError, Reason, WireError
 from statelink.link import StaticRendezvous
 
-from ._presence import presence
+from ._records import presence
 
 if TYPE_CHECKING:
     from statelink.link import Peer

@@ -12,9 +12,7 @@ from statelink._json import decode_json
 from statelink.errors import ConfigError
 from statelink.wire import MAX_RANKS, Endpoint, parse_endpoint
 
-from ._presence import presence
-
-__all__ = ["Record", "Seen", "folder_of", "key_of", "link_of", "look", "root_of"]
+__all__ = ["Record", "Seen", "folder_of", "key_of", "link_of", "look", "presence", "root_of"]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,3 +99,13 @@ def look(entries: Mapping[str, bytes]) -> Seen:
         return Seen(None, len(found), first, f"its ranks disagree about their number: {said}; they are")
     complete = sorted(found) == list(range(first))
     return Seen(tuple(found[rank][0] for rank in sorted(found)) if complete else None, len(found), first)
+
+
+def presence(present: int, ranks: int) -> str:
+    """A clause that ``registered ...`` continues.
+
+    Args:
+        present: Number of ranks that are registered.
+        ranks: Number of ranks of the instance; 0 if none is registered.
+    """
+    return f"{present} of its {ranks} ranks are" if ranks else "nobody of this name is"

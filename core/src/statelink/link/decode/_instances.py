@@ -48,7 +48,7 @@ class Instances:
         self._instances: dict[str, Instance] = {}
         self._at: dict[str, list[Instance]] = {}
         """The instances that have a rank or a sibling at an address."""
-        self._unanswered = Unanswered(context)
+        self._unanswered = Unanswered(context.name, context.channel, context.rendezvous)
         self._attaching = Attaching(context, lambda instance, reason: self._refuse(instance, reason, tell=True))
         self._look_up = LookUp(context, self._greet, self._move, self._refuse)
         self._suspended = False

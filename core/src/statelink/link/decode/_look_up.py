@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from statelink import wire
-from statelink.link._own_instance import find_siblings
-from statelink.link.peers import InstanceState, Naming
+from statelink.link.peers import InstanceState, Naming, find_siblings
 
 if TYPE_CHECKING:
     from statelink.errors import Reason
@@ -97,7 +96,11 @@ class LookUp:
 
         # Runs on a data thread, since the rendezvous may block.
         def job() -> tuple[tuple[Endpoint, ...] | None, list[str] | None]:
-            return context.rendezvous.resolve(instance.peer), find_siblings(context) if known is None else known
+            rendezvous = context.rendezvous
+            found = rendezvous.resolve(instance.peer)
+            if known is not None:
+                return found, known
+            return found, find_siblings(rendezvous, context.inventory.instance, context.channel.endpoint)
 
         context.workers.run(context.workers.setups.submit, ("resolve", instance.key), job, then)
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from statelink.backend import Fence
 
 if TYPE_CHECKING:
-    from statelink.link._context import Context
+    from statelink.backend import Capabilities
+    from statelink.link.runtime import Loop, Workers
 
     from ._prefill_rank import PrefillRank
 
@@ -31,15 +32,19 @@ class ProcessExits:
     """Waits, for each prefill rank whose process has ended, until nothing of it can land. Control thread.
 
     Args:
-        context: The link's parts.
+        loop: The control thread's loop.
+        workers: The data threads, which poll the backend.
+        declared: What the backend declares.
         landed: Called with each such rank once the wait is over.
     """
 
-    def __init__(self, context: Context, landed: Callable[[PrefillRank], None]) -> None:
-        self._context = context
+    def __init__(
+        self, loop: Loop, workers: Workers, declared: Capabilities, landed: Callable[[PrefillRank], None]
+    ) -> None:
+        self._loop = loop
+        self._workers = workers
         self._landed = landed
         self._waiting: set[str] = set()
-        declared = context.backend.capabilities
         # If a write can land at any time after its mover's end, no wait proves anything.
         self._proves = declared.target is not Fence.NONE
         self._rounds = math.ceil(declared.landing_seconds / LANDING_ROUND_SECONDS)
@@ -56,15 +61,14 @@ class ProcessExits:
             self._waiting.discard(rank.name)
             self._landed(rank)
             return
-        context = self._context
 
         # Runs on the control thread after a data thread has polled. So both threads have run in this round. If the
         # poll raised, the library may have written nothing to memory, and the round does not count.
         def polled(ok: bool) -> None:
             if ok:
-                context.after(LANDING_ROUND_SECONDS, lambda: self._wait(rank, rounds - 1))
+                self._loop.after(LANDING_ROUND_SECONDS, lambda: self._wait(rank, rounds - 1))
             else:
-                context.after(POLL_BROKEN_SECONDS, lambda: self._wait(rank, rounds))
+                self._loop.after(POLL_BROKEN_SECONDS, lambda: self._wait(rank, rounds))
 
         # Some libraries write what arrives to memory only while they are called.
-        context.workers.poll(("exit", rank.name), [], polled)
+        self._workers.poll(("exit", rank.name), [], polled)

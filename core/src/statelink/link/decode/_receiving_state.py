@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from statelink import wire
 from statelink.link._diagnostics import PeerInfo, hooks_wait_for
-from statelink.link._room_state import RoomState, RoomWatcher
+from statelink.link._room_state import RoomState
 from statelink.link._status import ENDED, Status
 from statelink.link.peers import InstanceState
 from statelink.link.runtime import reason_of
@@ -18,6 +18,7 @@ from ._writer import Writer
 if TYPE_CHECKING:
     from statelink.errors import Reason
     from statelink.link._context import Context
+    from statelink.link._room_table import RoomTable
 
     from ._accepted import Accepted
     from ._instance import Instance
@@ -36,7 +37,7 @@ class ReceivingState(RoomState):
 
     Args:
         context: The link's parts.
-        watcher: Told of every change.
+        table: The rooms of the link; told of every change.
         unmet: Keeps uses of ids that ended, and for which prefill may not have had a room.
         declines: Tells prefill of uses that ended before it was asked.
         explain: Says why an instance is not ready, and gives a hint what to look at.
@@ -53,7 +54,7 @@ class ReceivingState(RoomState):
     def __init__(
         self,
         context: Context,
-        watcher: RoomWatcher,
+        table: RoomTable,
         unmet: UnmetUses,
         declines: Declines,
         explain: Callable[[Instance], tuple[str, str]],
@@ -64,7 +65,7 @@ class ReceivingState(RoomState):
         deadline: float | None,
         sole: bool,
     ) -> None:
-        super().__init__(context, watcher, room, tokens, deadline)
+        super().__init__(context, table, room, tokens, deadline)
         self.generation = generation
         self._sole = sole
         self._unmet = unmet
@@ -267,7 +268,7 @@ class ReceivingState(RoomState):
         for writer in writers:
             writer.say_received()
             writer.revoke(self.drained)
-        self._watcher.forget(self)
+        self._table.forget(self)
         self._leave()
 
     def fail(self, reason: Reason) -> None:
@@ -347,7 +348,7 @@ class ReceivingState(RoomState):
         """See `RoomState.update_memory`."""
         in_flight = any([bool(writer.in_flight) for writer in self._writers.values()])
         self._memory_is_quiet(not in_flight and (self.status in ENDED or self._accepted is None))
-        self._watcher.forget(self)
+        self._table.forget(self)
 
     # Words.
 

@@ -59,7 +59,7 @@ class DecodeRole:
         """Numbers that are drawn for uses of ids to come."""
         self._declines = Declines(context, self._unmet)
         self._leases = Leases(context)
-        self._exits = ProcessExits(context, self._drained)
+        self._exits = ProcessExits(context.loop, context.workers, context.backend.capabilities, self._drained)
 
     def receive(
         self,

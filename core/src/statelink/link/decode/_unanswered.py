@@ -9,7 +9,8 @@ from statelink.link.peers import Explaining, InstanceState
 from statelink.wire import Trouble, parse_endpoint
 
 if TYPE_CHECKING:
-    from statelink.link._context import Context
+    from statelink.link.peers import Rendezvous
+    from statelink.wire import Channel
 
     from ._instance import Instance
 
@@ -27,11 +28,15 @@ class Unanswered:
     """Says which addresses do not answer, and why. Belongs to the control thread; none of its methods blocks.
 
     Args:
-        context: The link's parts.
+        name: The link's name.
+        channel: The sockets, which know why an address does not answer.
+        rendezvous: Where instances are looked up.
     """
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, name: str, channel: Channel, rendezvous: Rendezvous) -> None:
+        self._name = name
+        self._channel = channel
+        self._rendezvous = rendezvous
         self._warned: dict[str, float] = {}
         """Per instance, when it entered the state that the log has warned of."""
 
@@ -42,11 +47,11 @@ class Unanswered:
         if instance.state not in (InstanceState.RESOLVING, InstanceState.GREETING) or not instance.rooms:
             return
         for address in instance.unanswered:  # the call makes the channel take note of the sockets' events
-            self._context.channel.trouble(address)
+            self._channel.trouble(address)
         if now - instance.since > UNANSWERED_SECONDS and self._warned.get(instance.key) != instance.since:
             self._warned[instance.key] = instance.since
             cause, hint = self.explain(instance)
-            waited = f"{self._context.name} has waited {now - instance.since:.0f} s"
+            waited = f"{self._name} has waited {now - instance.since:.0f} s"
             log.warning("%s: %s%s", waited, cause, f"; {hint}" if hint else "")
 
     def forget(self, instance: Instance) -> None:
@@ -57,7 +62,7 @@ class Unanswered:
         """Why an instance is not ready, and a hint what to look at."""
         cause = f"prefill instance {instance.key} is still {instance.state.value}"
         if instance.state is InstanceState.RESOLVING:
-            rendezvous = self._context.rendezvous
+            rendezvous = self._rendezvous
             why, hint = rendezvous.explain(instance.peer) if isinstance(rendezvous, Explaining) else ("", "")
             usual = "is every rank of prefill registered, under this name, with the same rendezvous server?"
             return f"{cause}; {why}" if why else cause, hint or usual
@@ -78,5 +83,5 @@ class Unanswered:
         other = instance.others.get(address)
         if other is not None:
             return f"instance {other!r:.80} is there", "has the instance moved, and not registered again yet?"
-        trouble = self._context.channel.trouble(address) or Trouble.MUTE
-        return trouble.what, self._context.channel.hint(trouble)
+        trouble = self._channel.trouble(address) or Trouble.MUTE
+        return trouble.what, self._channel.hint(trouble)

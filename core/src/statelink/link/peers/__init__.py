@@ -12,7 +12,7 @@ from ._connections import Connection, Connections
 from ._handshake import can_receive, can_send, check_peer, is_sibling
 from ._process import Witness, this_process
 from ._reader import MAX_WAITING, HandshakeReader, HeldHellos
-from ._rendezvous import Explaining, Naming, Peer, Rendezvous, StaticRendezvous
+from ._rendezvous import Explaining, Naming, Peer, Rendezvous, StaticRendezvous, find_siblings
 from ._states import DECODE_RANK, INSTANCE, InstanceEvent, InstanceState, RankEvent, RankState
 from ._transport import Carrier, check_transport, known_transport, transport_of
 
@@ -39,6 +39,7 @@ __all__ = [
     "can_send",
     "check_peer",
     "check_transport",
+    "find_siblings",
     "is_sibling",
     "known_transport",
     "this_process",

@@ -8,7 +8,7 @@ from typing import Protocol, TypeGuard, runtime_checkable
 from statelink.errors import PeerError
 from statelink.wire import Endpoint, parse_endpoint
 
-__all__ = ["Explaining", "Naming", "Peer", "Rendezvous", "StaticRendezvous"]
+__all__ = ["Explaining", "Naming", "Peer", "Rendezvous", "StaticRendezvous", "find_siblings"]
 
 Peer = str | Sequence[str]
 """What a router hands to decode: an instance's name, one address, or the addresses of all of its ranks."""
@@ -51,6 +51,20 @@ class Naming(Protocol):
 
         Must not block: it is called on the control thread.
         """
+
+
+def find_siblings(rendezvous: Rendezvous, instance: str, own: Endpoint) -> list[str] | None:
+    """Addresses of the other ranks of a link's own instance; ``None`` while the rendezvous lacks some.
+
+    Blocks; data threads only.
+
+    Args:
+        rendezvous: Where the ranks are registered.
+        instance: The name of the link's instance.
+        own: The link's own address.
+    """
+    ranks = rendezvous.resolve(instance)
+    return None if ranks is None else [str(each) for each in ranks if each != own]
 
 
 class StaticRendezvous:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ._tombstones import AskingRank
 
 if TYPE_CHECKING:
     from statelink.errors import Reason
-    from statelink.link._context import Context
-    from statelink.wire import Request
+    from statelink.wire import Channel, Request
 
     from ._decode_rank import DecodeRank
     from ._decode_ranks import DecodeRanks
@@ -52,14 +52,23 @@ class Claims:
     """Compares rooms with pending requests and tombstones. It sends no message. Belongs to the control thread.
 
     Args:
-        context: The link's parts.
+        now: The link's clock.
+        channel: The sockets, which know the keys of ranks.
         ranks: The decode ranks that are known.
         pending: Their pending requests.
         tombstones: What is remembered of rooms that are over.
     """
 
-    def __init__(self, context: Context, ranks: DecodeRanks, pending: PendingRequests, tombstones: Tombstones) -> None:
-        self._context = context
+    def __init__(
+        self,
+        now: Callable[[], float],
+        channel: Channel,
+        ranks: DecodeRanks,
+        pending: PendingRequests,
+        tombstones: Tombstones,
+    ) -> None:
+        self._now = now
+        self._channel = channel
         self._ranks = ranks
         self._pending = pending
         self._tombstones = tombstones
@@ -110,7 +119,7 @@ class Claims:
         if not asked.request.unmet and self._tombstones.blank(room.room):
             return None
         asking = self.asking(rank)
-        lasts = asked.request.lifetime_ms / 1000 + self._context.now() - asked.at
+        lasts = asked.request.lifetime_ms / 1000 + self._now() - asked.at
         end = self._tombstones.due(room.room, asking, lasts)
         if end is not None:
             self._tombstones.acknowledge(room.room, asking, end)
@@ -165,7 +174,7 @@ class Claims:
         refusal = self._ranks.refusal
         if refusal is None or refusal.at <= room.opened - self._tombstones.lifetime:
             return ""
-        ago = self._context.now() - refusal.at
+        ago = self._now() - refusal.at
         return f"{ago:.1f} s ago, {refusal.peer} and this link did not agree ({refusal.reason.clause})"
 
     def asked(self, room: int) -> list[tuple[DecodeRank, Asked]]:
@@ -175,6 +184,4 @@ class Claims:
 
     def asking(self, rank: DecodeRank) -> AskingRank:
         """A rank as tombstones see it."""
-        return AskingRank(
-            rank.name, rank.handshake.inventory.instance, self._context.channel.key_of(rank.name), rank.expected
-        )
+        return AskingRank(rank.name, rank.handshake.inventory.instance, self._channel.key_of(rank.name), rank.expected)

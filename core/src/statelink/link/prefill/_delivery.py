@@ -70,7 +70,7 @@ class Delivery:
         self.finished = False
         self.received = False
         self.drained = False
-        self.in_flight = DeliveryInFlight(context, rank)
+        self.in_flight = DeliveryInFlight(context.loop, context.workers, rank)
         self._context = context
         self._plan = plan
         self._key = "peer", rank.name

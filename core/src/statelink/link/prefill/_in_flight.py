@@ -20,8 +20,7 @@ from statelink.backend import Side
 
 if TYPE_CHECKING:
     from statelink.backend import Transfer
-    from statelink.link._context import Context
-    from statelink.link.runtime import Moving
+    from statelink.link.runtime import Loop, Moving, Workers
 
     from ._decode_rank import DecodeRank
 
@@ -39,7 +38,8 @@ class DeliveryInFlight:
     """What of one delivery is in flight. Belongs to the control thread.
 
     Args:
-        context: The link's parts.
+        loop: The control thread's loop.
+        workers: The data threads, which poll the backend.
         rank: The destination.
 
     Attributes:
@@ -48,11 +48,12 @@ class DeliveryInFlight:
         unsettled: Per side, why it is not certain that the bytes of a failed transfer have stopped.
     """
 
-    def __init__(self, context: Context, rank: DecodeRank) -> None:
+    def __init__(self, loop: Loop, workers: Workers, rank: DecodeRank) -> None:
         self.jobs = 0
         self.exited = False
         self.unsettled: dict[Side, str] = {}
-        self._context = context
+        self._loop = loop
+        self._workers = workers
         self._rank = rank
         self._running: list[Transfer] = []
         """Transfers that a cancelled job left running."""
@@ -121,7 +122,7 @@ class DeliveryInFlight:
             for each in set(transfers).difference(self._running):
                 self._keep_stray(each)
             if self._running:
-                self._context.after(POLL_RUNNING if polled else POLL_BROKEN, again)
+                self._loop.after(POLL_RUNNING if polled else POLL_BROKEN, again)
             else:
                 again()
 
@@ -130,21 +131,21 @@ class DeliveryInFlight:
             then()
 
         running = [each for each in transfers if each.outcome is None]
-        self._context.workers.poll(("running", self._rank.name), running, done)
+        self._workers.poll(("running", self._rank.name), running, done)
 
     def _poll_strays(self, then: Callable[[], None]) -> None:
         # Runs on the control thread, after a data thread has polled.
         def done(_: bool) -> None:
             self._strays = [each for each in self._strays if each.outcome is not None and each.outcome.unsettled]
             if self._strays:
-                self._context.after(POLL_STRAYS, partial(self._poll_strays, then))
+                self._loop.after(POLL_STRAYS, partial(self._poll_strays, then))
                 return
             self._polls_strays = False
             if not self._unknown:
                 self.unsettled.clear()
             then()
 
-        self._context.workers.poll(("strays", self._rank.name), list(self._strays), done)
+        self._workers.poll(("strays", self._rank.name), list(self._strays), done)
 
     def _keep_stray(self, transfer: Transfer) -> None:
         """A transfer has ended: if it is not settled, keep it, since the backend may settle it later."""

@@ -1,7 +1,8 @@
-"""Checks what an engine passes to `Sending.push`, before anything is changed."""
+"""Checks and counts what an engine passes to `Sending.push`, before anything is changed."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from statelink.link._room_state import RoomState
     from statelink.state import Component
 
-__all__ = ["Push", "PushChecks"]
+__all__ = ["Push", "PushBudget", "PushChecks"]
 
 MAX_LAYERS = 1 << 31
 """No layer has a larger number, so this is the largest end of a range of layers."""
@@ -42,6 +43,37 @@ class Push(msgspec.Struct, frozen=True):
     layers: tuple[int, int] | None
     ready: Ready | None
     last: bool
+
+
+class PushBudget:
+    """Counts the pushes of a link. Thread-safe.
+
+    A push that waits for decode counts once. A push that is under way counts for each destination.
+
+    Args:
+        most: Most pushes that are admitted: the option ``max_pushes``.
+
+    Attributes:
+        pushes: How many are counted.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.pushes = 0
+        self._most = most
+        self._lock = threading.RLock()  # a signal handler or a `__del__` may push meanwhile
+
+    def admit(self) -> bool:
+        """Count a new push, and return true; false if so many are counted already. A thread of the engine."""
+        with self._lock:
+            if self.pushes >= self._most:
+                return False
+            self.pushes += 1
+            return True
+
+    def count(self, pushes: int) -> None:
+        """Add ``pushes``, which may be negative. No limit applies here. Control thread."""
+        with self._lock:
+            self.pushes += pushes
 
 
 class PushChecks:

@@ -60,7 +60,7 @@ class Requests:
         self._uses_in_flight = uses_in_flight
         self._pending = PendingRequests(MOST_PENDING, context.config.max_pending_request_bytes)
         self._tombstones = Tombstones(context.now, context.config.deadline)
-        self._claims = Claims(context, ranks, self._pending, self._tombstones)
+        self._claims = Claims(context.now, context.channel, ranks, self._pending, self._tombstones)
 
     # What decode says.
 

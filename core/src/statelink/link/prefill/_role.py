@@ -12,6 +12,7 @@ from statelink.link._status import Status
 
 from ._decode_ranks import DecodeRanks
 from ._in_flight import UsesInFlight
+from ._push import PushBudget
 from ._requests import Requests
 from ._sending import Sending
 from ._sending_state import SendingState
@@ -47,6 +48,7 @@ class PrefillRole:
         self._uses_in_flight = UsesInFlight()
         self._siblings = Siblings(context, self._rooms)
         self._requests = Requests(context, self._ranks, self._rooms, self._uses_in_flight)
+        self._budget = PushBudget(context.config.max_pushes)
         self._soon = 2 * context.config.heartbeat
         """Seconds within which a heartbeat wakes the control thread in any case."""
 
@@ -59,7 +61,7 @@ class PrefillRole:
         state = SendingState(
             self._context,
             self._table,
-            self._table.push_budget,
+            self._budget,
             self._ranks,
             self._requests,
             self._uses_in_flight,
@@ -69,7 +71,7 @@ class PrefillRole:
             deadline=deadline,
         )
         state.content = content
-        sending = Sending(state, self._table.push_budget)
+        sending = Sending(state, self._budget)
         self._table.enter(state, sending)
         loop = self._context.loop
         loop.post_quietly(lambda: self._open(state))
@@ -208,4 +210,4 @@ class PrefillRole:
 
     def load(self) -> dict[str, int]:
         """See `Role.load`."""
-        return self._requests.load()
+        return {"pushes": self._budget.pushes, **self._requests.load()}

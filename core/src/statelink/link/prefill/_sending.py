@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from statelink.errors import ClosedError
@@ -13,9 +14,9 @@ from statelink.link._status import Status
 from ._push import PushChecks
 
 if TYPE_CHECKING:
-    from statelink.link._push_budget import PushBudget
     from statelink.link._room_state import Ready
 
+    from ._push import PushBudget
     from ._sending_state import SendingState
 
 __all__ = ["Sending"]
@@ -99,7 +100,7 @@ class Sending(Room):
                 )
             pushes.add(push)
             state.memory.name()
-            context.post(lambda: state.pushed(push))  # with the lock, so that pushes of two threads keep their order
+            context.post(partial(state.pushed, push))  # with the lock, so that pushes of two threads keep their order
 
     def _named_memory(self) -> str:
         return "its first push was made" if self._checks.begun else ""

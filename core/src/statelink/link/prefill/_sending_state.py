@@ -3,78 +3,37 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from statelink.backend import Side
 from statelink.errors import MismatchError, Reason
 from statelink.link._diagnostics import PeerInfo, hooks_wait_for
-from statelink.link._room_state import RoomState, RoomWatcher
+from statelink.link._room_state import RoomState
 from statelink.link._status import ENDED, Status
 from statelink.link.peers import Explaining
 from statelink.link.runtime import reason_of
 
 from ._delivery import Delivery
-from ._same_request import differing
-from ._standings import Standings
 
 if TYPE_CHECKING:
     from statelink import wire
     from statelink.link._context import Context
-    from statelink.link._push_budget import PushBudget
+    from statelink.link._room_table import RoomTable
     from statelink.plan import Items
 
     from ._decode_rank import DecodeRank
     from ._decode_ranks import DecodeRanks
     from ._in_flight import UsesInFlight
-    from ._push import Push
+    from ._push import Push, PushBudget
     from ._pusher import PushResult
+    from ._requests import Requests
+    from ._siblings import Siblings
 
-__all__ = ["Admission", "OtherRanks", "SendingState"]
-
-
-class Admission(Protocol):
-    """Knows decode's requests. On the control thread, unless a method says otherwise."""
-
-    def ended(self, room: SendingState, reason: Reason, informed: Mapping[str, str], ranks: int) -> None:
-        """A room ended before it belonged to an instance. ``informed``: the ranks that know, of ``ranks`` ranks."""
-
-    def missing(self, room: SendingState) -> int | None:
-        """How many ranks have yet to ask for the room; ``None`` if no rank has asked. Any thread."""
-
-    def unasked(self, room: SendingState) -> str:
-        """Why the room belongs to no instance, as a text."""
-
-    def refusal(self, room: SendingState) -> str:
-        """The last peer that did not fit, if that may be why; empty for none. Any thread."""
-
-
-class OtherRanks(Protocol):
-    """The other ranks of this link's own instance. On the control thread, unless a method says otherwise."""
-
-    @property
-    def listen(self) -> bool:
-        """Whether they may care how a room stands here. If not, `changed` need not be called."""
-
-    @property
-    def count(self) -> int:
-        """How many there are. Any thread."""
-
-    def check(self) -> None:
-        """Check that they can be asked. Any thread.
-
-        Raises:
-            ConfigError: Their addresses are not known.
-        """
-
-    def ask(self, room: SendingState) -> None:
-        """Ask the other ranks for the room's status. Each of them then also tells every change of it."""
-
-    def changed(self, room: SendingState) -> None:
-        """The status of a room changed here."""
+__all__ = ["SendingState", "Standings"]
 
 
 class SendingState(RoomState):
@@ -82,10 +41,10 @@ class SendingState(RoomState):
 
     Args:
         context: The link's parts.
-        watcher: Told of every change.
+        table: The rooms of the link; told of every change.
         budget: Counts pushes.
         ranks: Knows the decode ranks, and sends messages to them.
-        admission: Decides which instance the room belongs to.
+        requests: Decides which instance the room belongs to.
         uses_in_flight: Uses for which writes may be in flight after their room is over.
         siblings: The other ranks of this link's own instance.
 
@@ -107,23 +66,23 @@ class SendingState(RoomState):
     def __init__(
         self,
         context: Context,
-        watcher: RoomWatcher,
+        table: RoomTable,
         budget: PushBudget,
         ranks: DecodeRanks,
-        admission: Admission,
+        requests: Requests,
         uses_in_flight: UsesInFlight,
-        siblings: OtherRanks,
+        siblings: Siblings,
         *,
         room: int,
         tokens: int | None,
         deadline: float | None,
     ) -> None:
-        super().__init__(context, watcher, room, tokens, deadline)
+        super().__init__(context, table, room, tokens, deadline)
         self._asks_tokens = tokens is None
         """Whether decode says how many tokens the request has (N)."""
         self._budget = budget
         self._ranks = ranks
-        self._admission = admission
+        self._requests = requests
         self._uses_in_flight = uses_in_flight
         self._siblings = siblings
         self._deliveries: dict[str, Delivery] = {}
@@ -199,7 +158,7 @@ class SendingState(RoomState):
                     agreed = False
                     # The engine may state the content later, but before its first push.
                     if self.content or self._pushes:
-                        raise differing(self.content, request.content)
+                        raise _differing(self.content, request.content)
                 delivery = Delivery.of(self.context, rank, request, tokens)
                 opened.append(delivery)
                 if request.prefix != first.prefix:
@@ -233,7 +192,7 @@ class SendingState(RoomState):
         for delivery in self._deliveries.values():
             if delivery.request.content != self.content:
                 peer, backend = delivery.rank.name, self.context.backend.name
-                error = differing(self.content, delivery.request.content)
+                error = _differing(self.content, delivery.request.content)
                 self.fail(reason_of(error, room=self.room, peer=peer, backend=backend))
                 return False
         self._agreed = True
@@ -375,7 +334,7 @@ class SendingState(RoomState):
             delivery.cancel()
             self._ranks.send(delivery.say_failed(ended))
         if not self._deliveries:
-            self._admission.ended(self, ended, informed, ranks)
+            self._requests.ended(self, ended, informed, ranks)
         self._after_change()
 
     def abort(self, why: str) -> None:
@@ -386,7 +345,7 @@ class SendingState(RoomState):
         """See `RoomState.expire`."""
         cause, hint = f"it still waits for {self.waits_for()}", ""
         if self.status is Status.BOOTSTRAPPING:
-            cause = self._admission.unasked(self)
+            cause = self._requests.unasked(self)
             rendezvous = self.context.rendezvous
             # A decode rank that is connected has found this one: the directory is not why it did not ask.
             if not self._ranks.known and isinstance(rendezvous, Explaining):
@@ -431,7 +390,7 @@ class SendingState(RoomState):
                 break
         self._memory_is_quiet(not self._pushes or unread)
         if ended:
-            self._watcher.forget(self)
+            self._table.forget(self)
 
     # Words.
 
@@ -458,7 +417,7 @@ class SendingState(RoomState):
         """See `RoomState.waits_for`."""
         deliveries = self.deliveries
         if not deliveries:
-            missing = self._admission.missing(self)
+            missing = self._requests.missing(self)
             if missing is None:
                 return "decode's request"
             return f"the requests of {missing} more decode ranks" if missing else ""
@@ -473,7 +432,7 @@ class SendingState(RoomState):
 
     def refusal(self) -> str:
         """See `RoomState.refusal`."""
-        return self._admission.refusal(self) if self.status is Status.BOOTSTRAPPING else ""
+        return self._requests.refusal(self) if self.status is Status.BOOTSTRAPPING else ""
 
     def quiet_within(self) -> float | None:
         """See `RoomState.quiet_within`. Nobody bounds how long a transfer takes that was given to a library."""
@@ -494,3 +453,51 @@ class SendingState(RoomState):
             if why is not None:
                 return nbytes, why
         return nbytes, "transfers are in flight"
+
+
+class Standings:
+    """What the other ranks have said of one room. The control thread changes it; any thread may read it.
+
+    Args:
+        count: How many other ranks there are.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._known: dict[str, Status] = {}
+
+    def note(self, address: str, status: Status) -> None:
+        """Note what a rank says. A room never goes back, so a message that came late changes nothing."""
+        before = self._known.get(address, Status.BOOTSTRAPPING)
+        if before not in ENDED and (status is Status.FAILED or status >= before):
+            self._known[address] = status
+
+    def least(self, here: Status) -> Status:
+        """The least status of all ranks. ``here``: that of this rank. A rank that has not answered is BOOTSTRAPPING."""
+        known = list(self._known.values())
+        return min(here, *known, *([Status.BOOTSTRAPPING] if len(known) < self._count else []))
+
+    def unsure(self, here: Status, addresses: Iterable[str]) -> list[str]:
+        """The ranks on which the room may go on, as far as is known; none once it has failed on any rank."""
+        if Status.FAILED in (here, *self._known.values()):
+            return []
+        return [address for address in addresses if self._known.get(address) is not Status.SUCCEEDED]
+
+
+def _differing(prefill: bytes, decode: bytes) -> MismatchError:
+    """The error for two contents that differ, of which one may be empty: its side states none."""
+    if prefill and decode:
+        return MismatchError(
+            "the two sides hold different requests",
+            cause=f"content {prefill.hex()} on prefill, {decode.hex()} on decode",
+            hint="give both servers the same prompt, adapter, items and salt: look at the router, which may have mixed "
+            "two requests up, and at tokenizers and chat templates",
+            code="room.content",
+        )
+    said = f"{prefill.hex()} on prefill, none on decode" if prefill else f"none on prefill, {decode.hex()} on decode"
+    return MismatchError(
+        "one side alone states the content of the request",
+        cause=f"content {said}",
+        hint="pass content= to send() and to receive(), or to neither",
+        code="room.content",
+    )

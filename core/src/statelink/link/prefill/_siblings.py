@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
+from functools import partial
 from typing import TYPE_CHECKING
 
 from statelink import wire
 from statelink._logs import logger
 from statelink.errors import ConfigError
-from statelink.link._own_instance import find_siblings
 from statelink.link._status import ENDED, Status
+from statelink.link.peers import find_siblings
 
 if TYPE_CHECKING:
     from statelink.errors import Reason
@@ -128,8 +129,8 @@ class Siblings:
                 for room in list(self._asking):
                     self._inquire(room)
 
-        workers = context.workers
-        workers.run(workers.setups.submit, ("resolve", "own instance"), lambda: find_siblings(context), then)
+        find = partial(find_siblings, context.rendezvous, context.inventory.instance, context.channel.endpoint)
+        context.workers.run(context.workers.setups.submit, ("resolve", "own instance"), find, then)
 
     def answered(self, message: wire.Standing, address: str) -> None:
         """Another rank says how a room stands there."""

@@ -17,12 +17,10 @@ A push is moved by `move`, which cuts it into batches for the backend, and yield
 
 from __future__ import annotations
 
-from ._bell import Bell
 from ._executor import HELD_AFTER_SECONDS, Job, KeyedExecutor, KeyOrder
 from ._failure import BackendDefect, reason_of
 from ._flag import Flag
-from ._forks import note_forks
-from ._loop import Loop
+from ._loop import Bell, Loop
 from ._mover import Moving, Steps, move, submit_together, submitted
 from ._workers import MakeExecutor, Workers
 
@@ -40,7 +38,6 @@ __all__ = [
     "Steps",
     "Workers",
     "move",
-    "note_forks",
     "reason_of",
     "submit_together",
     "submitted",

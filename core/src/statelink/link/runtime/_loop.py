@@ -1,27 +1,56 @@
-"""The control thread's loop: messages, timers, and jobs posted by other threads."""
+"""The control thread's loop: messages, timers, jobs posted by other threads, and the descriptors that wake it."""
 
 from __future__ import annotations
 
+import ctypes
 import heapq
 import itertools
+import os
+import platform
+import select
+import sys
+import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from statelink._background import Background
+from statelink._holding import into
 from statelink._logs import logger
 
-from ._bell import Bell
-from ._readers import Readers
-
-__all__ = ["Loop"]
+__all__ = ["Bell", "Loop", "Readers"]
 
 log = logger("statelink.link")
 
 BURST_JOBS = 256
 """Most posted jobs that run before messages and timers get their turn."""
+MOST_DESCRIPTORS: Final = 64
+"""Most descriptors that are taken at once; the others are taken the next time."""
+WIDTH = 8
+"""Bytes of an eventfd's counter, which are written and read at once."""
+ONE = (1).to_bytes(WIDTH, sys.byteorder)
+
+
+class _Event(ctypes.Structure):
+    """``struct epoll_event``, which has no padding on x86-64."""
+
+    if platform.machine() == "x86_64":
+        _pack_ = 1
+    _fields_ = (("events", ctypes.c_uint32), ("descriptor", ctypes.c_int32), ("unused", ctypes.c_uint32))
+
+
+# These calls keep the interpreter's lock (GIL). A call that releases it may wait up to 5 ms for it while another thread
+# computes.
+_write, _read = (getattr(ctypes.PyDLL(None), name) for name in ("write", "read"))
+for _call in (_write, _read):
+    _call.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
+    _call.restype = ctypes.c_ssize_t
+_epoll_wait = ctypes.PyDLL(None).epoll_wait
+_epoll_wait.argtypes = (ctypes.c_int, ctypes.POINTER(_Event), ctypes.c_int, ctypes.c_int)
+_epoll_wait.restype = ctypes.c_int
 
 
 class Loop:
@@ -166,3 +195,107 @@ class Loop:
         else:
             self._thread.join(timeout)
         return not self.alive
+
+
+class Bell:
+    """A descriptor that is readable from a ring on, until the thread that waits for it silences it. Never blocks.
+
+    Attributes:
+        rung: Whether it was rung since `silence` was called last.
+    """
+
+    def __init__(self) -> None:
+        made: list[int] = []
+        self._end = weakref.finalize(self, _close_all, made)
+        """Closes the descriptor, once, also if the opening of a link fails and nobody calls `close`."""
+        self._end.atexit = False
+        into(made, partial(os.eventfd, 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        self._descriptor = made[0]
+        self._bytes = ctypes.create_string_buffer(WIDTH)
+        self.rung = False
+        self._lock = threading.RLock()
+        """Guards the descriptor: once it is closed, its number may belong to another file. The code of a signal handler
+        or of a ``__del__`` may run on a thread that holds it, and ring."""
+
+    def fileno(self) -> int:
+        """The descriptor, or -1 once it is closed."""
+        return self._descriptor
+
+    def ring(self) -> None:
+        """Make the descriptor readable. Any thread; does nothing after `close`."""
+        with self._lock:
+            if self._descriptor >= 0:
+                _write(self._descriptor, ONE, WIDTH)
+                self.rung = True  # after the write: `silence` leaves no ring unread
+
+    def silence(self) -> None:
+        """Make the descriptor unreadable, if it was rung. Only the thread that waits for it."""
+        if self.rung:
+            self.rung = False  # before the read: a ring that comes between them is read, or is noted again
+            _read(self._descriptor, self._bytes, WIDTH)
+
+    def close(self) -> None:
+        """Close the descriptor. Any thread, once nobody waits for it."""
+        with self._lock:
+            self._descriptor = -1
+        self._end()
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for each in descriptors:
+        os.close(each)
+
+
+class Readers:
+    """Finds out which descriptors have become readable. Implements `statelink.backend.EventLoop`.
+
+    Any thread adds and removes; the control thread takes.
+
+    Args:
+        bell: A descriptor that `fileno` covers, too, for as long as it can be read. Nothing is called for it.
+    """
+
+    def __init__(self, bell: int) -> None:
+        self._epoll = select.epoll()
+        self._epoll.register(bell, select.EPOLLIN)
+        self._ready: dict[int, Callable[[], object]] = {}
+        self._events = (_Event * MOST_DESCRIPTORS)()
+        self._lock = threading.Lock()
+        """Guards the descriptor: once it is closed, its number may belong to another file."""
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while the bell rings or another one has something new; -1 once it is closed."""
+        return -1 if self._epoll.closed else self._epoll.fileno()
+
+    def add_reader(self, descriptor: int, ready: Callable[[], object]) -> None:
+        """See `statelink.backend.EventLoop`. Does nothing after `close`."""
+        with self._lock:
+            if not self._epoll.closed:
+                self._ready[descriptor] = ready
+                try:
+                    self._epoll.register(descriptor, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
+                except OSError:
+                    del self._ready[descriptor]
+                    raise
+
+    def remove_reader(self, descriptor: int) -> None:
+        """See `statelink.backend.EventLoop`. May be called after `close`."""
+        with self._lock:
+            if self._ready.pop(descriptor, None) is not None:
+                self._epoll.unregister(descriptor)
+
+    def take(self) -> Iterator[Callable[[], object]]:
+        """What to call for the descriptors that have something new. Control thread; never blocks."""
+        if not self._ready:
+            return
+        found = _epoll_wait(self._epoll.fileno(), self._events, MOST_DESCRIPTORS, 0)
+        for event in self._events[: max(0, found)]:
+            ready = self._ready.get(event.descriptor)
+            if ready is not None:
+                yield ready
+
+    def close(self) -> None:
+        """Watch nothing any more. Control thread."""
+        with self._lock:
+            self._ready.clear()
+            self._epoll.close()

@@ -89,13 +89,6 @@ def few_indices() -> None:
     _items.INDICES_ONE_BY_ONE = -1
 
 
-def owed() -> None:
-    """The bytes of the last requests, remembered: `Owed`. The general way: computed for each request."""
-    from statelink.link.decode._part import Owed
-
-    Owed.nbytes = Owed._computed  # type: ignore[method-assign]
-
-
 def drawn() -> None:
     """Numbers of uses drawn 64 at a time. The general way: one by one."""
     from statelink.link.decode import _role
@@ -170,7 +163,6 @@ PATHS: dict[str, Callable[[], None]] = {
         few_ranges,
         few_blocks,
         few_indices,
-        owed,
         drawn,
         frames,
         bell,

@@ -11,8 +11,8 @@ import pytest
 from statelink import state
 from statelink.backend import Ranges, _ranges
 from statelink.link.decode import _part
-from statelink.link.decode._part import Grantable, Owed
-from statelink.plan import Items, compile_pair, due, route
+from statelink.link.decode._part import Grantable
+from statelink.plan import Items, compile_pair, route
 
 if TYPE_CHECKING:
     from statelink.plan import PairPlan
@@ -136,18 +136,3 @@ def test_few_granted_ranges_are_those_that_many_would_be(random: Random, monkeyp
             }
             ranges = zip(few[0].tolist(), few[1].tolist(), strict=True)
             assert {at for low, nbytes in ranges for at in range(low, low + nbytes)} == named
-
-
-def test_what_is_owed_is_the_same_when_it_is_remembered(random: Random, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_part, "REMEMBERED_REQUESTS", 3)
-    _, plan = plan_of(random)
-    owed = Owed(plan)
-    for _ in range(100):
-        tokens = random.randint(1, 6)
-        prefix = random.choice([0, tokens // 4 * 4])
-        expected = {
-            name: part.granule_nbytes * len(due(part.source, part.target, tokens, prefix))
-            for name, part in plan.components.items()
-        }
-        assert owed.nbytes(tokens, prefix) == {name: nbytes for name, nbytes in expected.items() if nbytes}
-        assert len(owed._known) <= 3

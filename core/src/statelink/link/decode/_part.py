@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from statelink.state import Inventory
     from statelink.wire import Handshake
 
-__all__ = ["Grantable", "Owed", "Part", "plan_instance"]
+__all__ = ["Grantable", "Part", "plan_instance"]
 
 
 class Part(NamedTuple):
@@ -28,14 +28,24 @@ class Part(NamedTuple):
         plan: The compiled assignment.
         readers: Decode ranks of this instance that it writes to for each room.
         grantable: The memory that it may be granted.
-        owed: How many bytes it owes for a request.
     """
 
     assignment: Assignment
     plan: PairPlan
     readers: int
     grantable: Grantable
-    owed: Owed
+
+    def owed(self, tokens: int, prefix: int) -> dict[str, int]:
+        """Bytes per component that it owes for a request, where there are any. From its plan alone; any thread.
+
+        Raises:
+            RoomError: The prefix ends inside an item of a type that moves whole items.
+        """
+        owed = {
+            name: part.granule_nbytes * len(due(part.source, part.target, tokens, prefix))
+            for name, part in self.plan.components.items()
+        }
+        return {name: nbytes for name, nbytes in owed.items() if nbytes}
 
 
 def plan_instance(ours: Handshake, siblings: Sequence[Handshake], ranks: dict[str, Handshake]) -> dict[str, Part]:
@@ -66,7 +76,7 @@ def plan_instance(ours: Handshake, siblings: Sequence[Handshake], ranks: dict[st
         part = mine.get(handshake.inventory.rank)
         if part is not None:
             plan = compile_pair(handshake.inventory, ours.inventory, part)
-            parts[address] = Part(part, plan, readers[part.source], Grantable(ours.inventory, plan), Owed(plan))
+            parts[address] = Part(part, plan, readers[part.source], Grantable(ours.inventory, plan))
     return parts
 
 
@@ -109,44 +119,6 @@ def _lacking(role: str, ranks: list[int]) -> str:
         )
     siblings = "" if role == "prefill" else "; a decode rank learns of the others through 'siblings'"
     return f"give the address of every rank once{siblings}"
-
-
-REMEMBERED_REQUESTS = 256
-"""Most requests, by their numbers of tokens, of which the bytes are remembered."""
-
-
-class Owed:
-    """Computes the bytes that a writer owes, from its plan alone. Control thread.
-
-    It remembers the numbers of the last requests, since many requests have the same numbers of tokens.
-
-    Args:
-        plan: What the writer writes.
-    """
-
-    def __init__(self, plan: PairPlan) -> None:
-        self._components = plan.components
-        self._known: dict[tuple[int, int], Mapping[str, int]] = {}
-
-    def nbytes(self, tokens: int, prefix: int) -> Mapping[str, int]:
-        """Bytes per component of a request, where there are any. The caller does not change the result.
-
-        Raises:
-            RoomError: The prefix ends inside an item of a type that moves whole items.
-        """
-        found = self._known.get((tokens, prefix))
-        if found is None:
-            found = self._known[tokens, prefix] = self._computed(tokens, prefix)
-            if len(self._known) > REMEMBERED_REQUESTS:
-                del self._known[next(iter(self._known))]
-        return found
-
-    def _computed(self, tokens: int, prefix: int) -> dict[str, int]:
-        owed = {
-            name: part.granule_nbytes * len(due(part.source, part.target, tokens, prefix))
-            for name, part in self._components.items()
-        }
-        return {name: nbytes for name, nbytes in owed.items() if nbytes}
 
 
 U64 = npt.NDArray[np.uint64]

@@ -85,7 +85,7 @@ class Writer:
         self._acting: dict[str, ReceiveHook] = {}
         """The hooks that do more than prepare."""
         self._contexts: dict[str, ReceiveHookContext] = {}
-        self._expected = part.owed.nbytes(accepted.tokens, accepted.prefix)
+        self._expected = part.owed(accepted.tokens, accepted.prefix)
         """Bytes per component, where there are any: computed here, never taken from the writer."""
         prompt = context.fencing is None or (
             context.backend.capabilities.prompt_fences and part.grantable.count(accepted.items) <= MOST_PROMPT_RANGES
@@ -201,7 +201,7 @@ class Writer:
     def _know(self, tokens: int) -> None:
         """Note N, which prefill has said, and which fits the number of pages."""
         self._accepted = msgspec.structs.replace(self._accepted, tokens=tokens, least=tokens)
-        self._expected = self._part.owed.nbytes(tokens, self._accepted.prefix)
+        self._expected = self._part.owed(tokens, self._accepted.prefix)
         for context in self._contexts.values():
             context.know(self._accepted)
 

@@ -2,7 +2,7 @@
 
     python -m tools.card.link cuda cuda [--backend nixl] [-o 'ucx={"TLS": "tcp,cuda_copy"}'] [-o num_threads=8]
                                         [--mib 512] [--page-kib 64] [--rounds 10] [--staged] [--refused]
-                                        [--allocator expandable_segments:True]
+                                        [--allocator expandable_segments:True] [--device 1]
 
 The two words say where prefill and decode have their pools: ``cuda`` or ``dram``. With ``--refused``, the right answer
 is an error, and it is said. ``--allocator`` is a setting of torch's allocator.
@@ -78,7 +78,7 @@ def source(number: int, nbytes: int) -> Bytes:
 
 def side(role: str, pipe: Connection, job: dict[str, Any]) -> dict[str, Any]:
     """One side."""
-    card = Card() if job[role] == "cuda" else None
+    card = Card(job["device"]) if job[role] == "cuda" else None
     pools = Pools(card, job)
     if role == "prefill":
         for number in range(len(pools)):
@@ -177,6 +177,7 @@ def main() -> int:
     parser.add_argument("--backend", default="nixl")
     parser.add_argument("-o", dest="options", action="append", default=[], metavar="KEY=JSON", help="of the backend")
     parser.add_argument("--allocator", default="")
+    parser.add_argument("--device", type=int, default=0, help="number of the card")
     parser.add_argument("--mib", type=int, default=512)
     parser.add_argument("--page-kib", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=10, help="fewer if they take long")
@@ -185,7 +186,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=40.0)
     arguments = parser.parse_args()
     job = {
-        **{name: getattr(arguments, name) for name in ("prefill", "decode", "backend", "rounds", "staged")},
+        **{name: getattr(arguments, name) for name in ("prefill", "decode", "backend", "rounds", "staged", "device")},
         "options": {key: json.loads(value) for key, _, value in (each.partition("=") for each in arguments.options)},
         "nbytes": arguments.mib * MIB,
         "most": arguments.seconds / 3,

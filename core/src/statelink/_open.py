@@ -271,6 +271,7 @@ def _prepare(
         closed=slot.free,
         explained=partial(hint_at_settings, checked),
         start=start_again,
+        begin=checked.binding(),
     )
     return directory, context
 

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from statelink._logs import logger
@@ -51,6 +52,7 @@ class Context:
         explained: A context manager that adds to an error about memory which allocator setting may be the cause.
         start: Makes a backend object that has registered the memory, and the handshake with its descriptor. Called
             with the number of earlier registrations. ``None`` if the registration cannot be suspended.
+        begin: Each thread of the link calls it first: it chooses the device of the link's memory. Never raises.
         loop: The control thread's loop.
         make_executor: Makes an executor; see `KeyedExecutor` for what it is given.
 
@@ -84,8 +86,9 @@ class Context:
         closed: Callable[[], object] = lambda: None,
         explained: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
         start: Callable[[int], tuple[Backend, Handshake]] | None = None,
+        begin: Callable[[], None] = lambda: None,
         loop: Loop | None = None,
-        make_executor: MakeExecutor = KeyedExecutor,
+        make_executor: MakeExecutor | None = None,
     ) -> None:
         self.config = config
         self.channel = channel
@@ -101,12 +104,14 @@ class Context:
         self.memory = dict(memory or {})
         self.regions = RegionTable(handshake.inventory.regions, backend.name)
         self.fencing = _fencing(backend)
-        self.loop = loop or Loop()
+        self.loop = loop or Loop(begin)
         self.now, self.post = self.loop.now, self.loop.post
         self._give_loop(backend)
-        self.workers = Workers(self.loop, backend, config.threads, make_executor)
+        make = make_executor or partial(KeyedExecutor, begin=begin)
+        self.workers = Workers(self.loop, backend, config.threads, make)
         self.connections = Connections(backend, self.workers, explained)
         self.reader = HandshakeReader(channel, self.workers)
+        self._begin = begin
         self._closed = closed
         self._start = start
         self._process = os.getpid()
@@ -180,6 +185,7 @@ class Context:
         failed: list[BaseException] = []
 
         def job() -> None:
+            self._begin()
             try:
                 self.backend.close()
             except BaseException as error:

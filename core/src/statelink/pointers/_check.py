@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -33,6 +33,7 @@ class Checked(NamedTuple):
         asked: Memory kind to who confirmed all of its regions. A kind is missing if nobody could tell.
         origins: Memory kind to how its regions were allocated.
         indirect: Memory kinds with a region that a network card cannot reach.
+        devices: The devices of the regions, as far as drivers know them: the driver, and the device's number.
     """
 
     platform: Platform
@@ -40,6 +41,19 @@ class Checked(NamedTuple):
     asked: dict[str, str]
     origins: dict[str, Counter[Origin]]
     indirect: frozenset[str]
+    devices: frozenset[tuple[Driver, int]] = frozenset()
+
+    def binding(self) -> Callable[[], None]:
+        """What each thread of a link calls first, so that it uses the device of the link's memory, if there is one.
+
+        A thread of a library or of torch that has chosen no device uses the first one. That takes memory of a device
+        that may be another rank's, and keeps some transports from working. With memory of several devices, no thread
+        prefers one.
+        """
+        if len(self.devices) != 1:
+            return lambda: None
+        ((driver, device),) = self.devices
+        return driver.binding(device)
 
     def summary(self) -> dict[str, dict[str, Any]]:
         """By memory kind: ``regions``, ``bytes``, who ``checked`` it ("" for nobody), how it was ``allocated``."""
@@ -70,19 +84,22 @@ def check(inventory: Inventory, *, role: str, platform: Platform) -> Checked:
     answers: dict[str, set[str]] = {}
     origins: dict[str, Counter[Origin]] = {}
     indirect: set[str] = set()
+    devices: set[tuple[Driver, int]] = set()
     for number, region in enumerate(inventory.regions):
-        by, seen = _ask(inventory, number, platform.drivers)
+        driver, seen = _ask(inventory, number, platform.drivers)
         if family(region.kind) != "dram":
-            answers.setdefault(region.kind, set()).add(by)
+            answers.setdefault(region.kind, set()).add(driver.name if driver is not None else "")
             if seen is not None and seen.location is Location.DEVICE:
                 origins.setdefault(region.kind, Counter())[seen.origin] += 1
+                if driver is not None:
+                    devices.add((driver, seen.device))
             if seen is not None and seen.direct is False:
                 indirect.add(region.kind)
         elif platform.map is not None:
             answers.setdefault(region.kind, set()).add(MAP)
     _check_map(inventory, role, platform)
     asked = {kind: ", ".join(sorted(by)) for kind, by in answers.items() if "" not in by}
-    return Checked(platform, inventory.regions, asked, origins, frozenset(indirect))
+    return Checked(platform, inventory.regions, asked, origins, frozenset(indirect), frozenset(devices))
 
 
 def family(kind: str) -> str:
@@ -90,14 +107,17 @@ def family(kind: str) -> str:
     return kind.partition(":")[0]
 
 
-def _ask(inventory: Inventory, number: int, drivers: Sequence[Driver]) -> tuple[str, Seen | None]:
+def _ask(inventory: Inventory, number: int, drivers: Sequence[Driver]) -> tuple[Driver | None, Seen | None]:
     """Who can tell about a region, and what that driver says about its first byte; nothing if nobody can tell."""
     region = inventory.regions[number]
     said = family(region.kind)
-    unknown = ""
+    unknown = unstarted = ""
     for driver in drivers:
         seen = driver.look(region.address)
         if seen is None:
+            continue
+        if seen.location is Location.NOT_STARTED:
+            unstarted = unstarted or driver.name
             continue
         if seen.location is Location.UNKNOWN:
             unknown = unknown or driver.name
@@ -106,16 +126,19 @@ def _ask(inventory: Inventory, number: int, drivers: Sequence[Driver]) -> tuple[
             hint = f"describe it as memory of kind 'cuda:{seen.device}'"
             raise _refused(inventory, number, f"{driver.name} says that it is {seen}", hint)
         if said != "cuda":
-            return ("", None)
+            return None, None
         if seen.location is Location.HOST:
             hint = "describe it as memory of kind 'dram'"
             raise _refused(inventory, number, f"{driver.name} says that it is {seen}", hint)
         _check_device(inventory, number, driver, seen)
-        return (driver.name, seen)
+        return driver, seen
     if unknown and said == "cuda":
         hint = "was it freed? Is the address that of the tensor's memory? Host memory is of kind 'dram'"
         raise _refused(inventory, number, f"{unknown} does not know it", hint)
-    return ("", None)
+    if unstarted and said == "cuda":
+        hint = "CUDA was started before this process was forked, or never: start processes of ranks with 'spawn'"
+        raise _refused(inventory, number, f"{unstarted} has not started in this process", hint)
+    return None, None
 
 
 def _check_device(inventory: Inventory, number: int, driver: Driver, first: Seen) -> None:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
+
+from statelink._logs import logger
 
 from ._seen import Location, Origin, Seen
 
 __all__ = ["Cuda"]
+
+log = logger("statelink.pointers")
 
 # CUpointer_attribute
 MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL, IPC_CAPABLE = 2, 8, 9, 10
 RANGE_START, RANGE_SIZE, RDMA_CAPABLE, POOL, MAPPING_SIZE, MAPPING_START = 11, 12, 15, 17, 18, 19
 # CUmemorytype
 HOST, DEVICE = 1, 2
+# CUresult
+NOT_INITIALIZED = 3
 
 
 class Cuda:
@@ -31,10 +38,27 @@ class Cuda:
     def __init__(self, library: Any) -> None:
         self._attributes = library.cuPointerGetAttributes
         self._attribute = library.cuPointerGetAttribute
+        self._library = library
         self._handles = (
             getattr(library, "cuMemRetainAllocationHandle", None),
             getattr(library, "cuMemRelease", None),
         )
+
+    def binding(self, device: int) -> Callable[[], None]:
+        """See `Driver.binding`. The device's primary context is kept for as long as the process lives."""
+        number, context = ctypes.c_int(), ctypes.c_void_p()
+        get, retain = self._library.cuDeviceGet, self._library.cuDevicePrimaryCtxRetain
+        status = get(ctypes.byref(number), ctypes.c_int(device)) or retain(ctypes.byref(context), number)
+        if status:
+            log.warning("threads of links do not use device %d: CUDA error %d", device, status)
+            return lambda: None
+
+        def bind() -> None:
+            status = self._library.cuCtxSetCurrent(context)
+            if status:
+                log.warning("a thread of a link does not use device %d: CUDA error %d", device, status)
+
+        return bind
 
     def look(self, address: int) -> Seen | None:
         """See `Driver.look`."""
@@ -48,7 +72,7 @@ class Cuda:
             ctypes.c_uint64(address),
         )
         if status:
-            return None
+            return Seen(Location.NOT_STARTED) if status == NOT_INITIALIZED else None
         kind, managed, device = (each.value for each in found)
         if managed:
             return Seen(Location.MANAGED)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
+
+from statelink._logs import logger
 
 from ._seen import Location, Seen
 
 __all__ = ["Hip"]
+
+log = logger("statelink.pointers")
 
 INVALID_VALUE = 1
 OLDEST = 60_000_000
@@ -44,6 +49,17 @@ class Hip:
         self._attributes = library.hipPointerGetAttributes
         self._last_error = library.hipGetLastError
         self._version = library.hipRuntimeGetVersion
+        self._library = library
+
+    def binding(self, device: int) -> Callable[[], None]:
+        """See `Driver.binding`."""
+
+        def bind() -> None:
+            status = self._library.hipSetDevice(ctypes.c_int(device))
+            if status:
+                log.warning("a thread of a link does not use device %d: HIP error %d", device, status)
+
+        return bind
 
     def look(self, address: int) -> Seen | None:
         """See `Driver.look`."""

@@ -30,7 +30,14 @@ class Driver(Protocol):
     """Name of the driver, for errors."""
 
     def look(self, address: int) -> Seen | None:
-        """What the driver knows about an address; ``None`` if it cannot tell, as before its start or after a fork."""
+        """What the driver knows about an address; ``None`` if it cannot tell."""
+
+    def binding(self, device: int) -> Callable[[], None]:
+        """A function that lets the thread that calls it use a device, from then on. It never raises, and logs errors.
+
+        Args:
+            device: The device's number in this process. Memory of it is there, so that nothing new is started.
+        """
 
 
 class Platform:

@@ -15,6 +15,7 @@ class Location(enum.Enum):
     HOST = "host memory"
     DEVICE = "memory of a device"
     MANAGED = "managed memory"  # the host and all devices may use it
+    NOT_STARTED = "nothing, since it has not started in this process"
 
 
 class Origin(enum.Enum):

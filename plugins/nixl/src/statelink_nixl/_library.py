@@ -15,14 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from statelink.backend import logger
 from statelink.backend.native import environment, lacking, rdma_devices
 
 from ._loading import loading_error
+from ._transport import with_cuda
 
 if TYPE_CHECKING:
     from ._options import Options
 
 __all__ = ["SCRATCH", "Library"]
+
+log = logger("statelink.nixl")
 
 THREADED = ("UCX", "LIBFABRIC")
 """NIXL's backends that have the parameter ``num_threads``."""
@@ -129,6 +133,10 @@ class Library:
         settings = {f"UCX_{key}": value for key, value in options.ucx.items()}
         if options.devices:
             settings["UCX_NET_DEVICES"] = ",".join(options.devices)
+        added = with_cuda(options)
+        if added:
+            settings["UCX_TLS"] = added
+            log.info("this host has a graphics card of NVIDIA, where NIXL needs cuda_copy: UCX_TLS=%s", added)
         with _setup, environment(settings):
             agent = self._agent(name, options.progress_interval_us, options.sync_mode)
             for backend, parameters in options.backends.items():

@@ -20,7 +20,7 @@ from statelink.backend.native import on_machine, rdma_devices
 if TYPE_CHECKING:
     from ._options import Options
 
-__all__ = ["leaves_out_cuda", "possible", "sent_over_tcp", "told"]
+__all__ = ["leaves_out_cuda", "possible", "sent_over_tcp", "told", "with_cuda"]
 
 RDMA, TCP, SHM, CUDA = "rdma", "tcp", "shm", "cuda_ipc"
 GROUPS = {
@@ -35,6 +35,8 @@ FAMILIES = {name: family for family, names in GROUPS.items() for name in names.s
 EVERYTHING = frozenset({RDMA, TCP, SHM, CUDA})
 COPIES = frozenset({"all", "cuda", "cuda_copy"})
 """The names with which UCX can read and write memory of CUDA."""
+NVIDIA, DISPLAY = "0x10de", "0x03"
+"""The vendor of a PCI device, and how the class of a graphics card begins."""
 ACKED, SENT = 120, 200
 """Where ``struct tcp_info`` has ``tcpi_bytes_acked`` and, since Linux 4.19, ``tcpi_bytes_sent``."""
 
@@ -55,6 +57,28 @@ def leaves_out_cuda(options: Options, environment: Mapping[str, str] = os.enviro
     without = bool(words) and words[0].startswith("^")
     named = COPIES & {word.lstrip("^\\") for word in words}
     return setting if words and without == bool(named) else ""
+
+
+def with_cuda(options: Options, environment: Mapping[str, str] = os.environ) -> str:
+    """The setting ``TLS`` with cuda_copy added, where NIXL refuses to start without; empty if nothing is to be changed.
+
+    On a host with a graphics card of NVIDIA, NIXL 1.5.1 refuses a list of transports that has none for CUDA, for host
+    memory, too. UCX only warns where there is no CUDA. A list of exclusions says what is not wanted, and stays.
+    """
+    setting = leaves_out_cuda(options, environment)
+    if list(options.backends) != ["UCX"] or not setting or setting.lstrip().startswith("^") or not _has_card():
+        return ""
+    return f"{setting},cuda_copy"
+
+
+def _has_card() -> bool:
+    """Whether the PCI bus has a graphics card of NVIDIA, as NIXL looks for one."""
+    for device in on_machine("/sys/bus/pci/devices").glob("*"):
+        with suppress(OSError):
+            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
+            if vendor == NVIDIA and kind.startswith(DISPLAY):
+                return True
+    return False
 
 
 def told(may: frozenset[str], *, near: bool, dram: bool, over_tcp: bool | None) -> str:

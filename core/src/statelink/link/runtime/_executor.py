@@ -105,13 +105,22 @@ class KeyedExecutor:
         width: Most jobs that run at once and are not held.
         spare: Most jobs that may be held beside them.
         order: The order of the jobs of each key, shared with other executors; this one's own if not given.
+        begin: Each thread calls it first.
     """
 
-    def __init__(self, name: str, width: int, spare: int = 0, order: KeyOrder | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        width: int,
+        spare: int = 0,
+        order: KeyOrder | None = None,
+        begin: Callable[[], None] = lambda: None,
+    ) -> None:
         self._name = name
         self._width = width
         self._most = width + spare
         self._order = order or KeyOrder()
+        self._begin = begin
         # Everything below is guarded by the lock of the order.
         self._changed = threading.Condition(self._order.lock)
         self._ready: deque[tuple[Hashable, Job | Pauses]] = deque()
@@ -294,6 +303,7 @@ class KeyedExecutor:
 
     def _work(self) -> None:
         me = threading.get_ident()
+        self._begin()
         while True:
             with self._order.lock:
                 taken = self._take()

@@ -58,6 +58,9 @@ class Loop:
 
     No job that runs here may block. The protocol reads the time from `now` alone, so that a test can replace the clock.
 
+    Args:
+        begin: The thread calls it first.
+
     Attributes:
         now: Seconds on a clock that never goes back. Any thread.
         readers: Descriptors of a backend that the thread watches. Any thread adds and removes them.
@@ -67,7 +70,8 @@ class Loop:
 
     now: Callable[[], float] = staticmethod(time.monotonic)
 
-    def __init__(self) -> None:
+    def __init__(self, begin: Callable[[], None] = lambda: None) -> None:
+        self._begin = begin
         self._posted: deque[Callable[[], None]] = deque()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
@@ -139,6 +143,7 @@ class Loop:
             log.exception("a job of the control thread failed")
 
     def _run(self, receive: Callable[[float | None], None], end: Callable[[], None]) -> None:
+        self.guard(self._begin)
         while not self._stop:
             # This is set before the loop looks at the queue. A thread that posts after that look then finds it set,
             # and wakes the loop, because `post` adds the job first and reads this afterwards.

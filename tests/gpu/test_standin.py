@@ -1,0 +1,95 @@
+"""The real NIXL, and UCX's own code for CUDA, over the stand-in GPU: a host access to device memory ends the process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.gpu.conftest import Run
+    from tests.gpu.standin import Standin
+
+PLAIN, VIRTUAL, POOL = "0", "1", "3"
+SHORT = ("--mib", "4", "--rounds", "2")
+
+
+def test_it_is_for_tests_only(run: Run) -> None:
+    ran = run("-m", "tools.card.link", "cuda", "cuda", *SHORT, STANDIN_GPU="")
+    assert ran.status == 1
+    assert "CUDA error 100" in ran.answer("failed")  # no device
+
+
+@pytest.mark.parametrize(
+    ("sides", "kind", "carrier"),
+    [
+        (("cuda", "cuda"), PLAIN, "cuda_ipc"),
+        (("cuda", "dram"), PLAIN, "tcp"),
+        (("dram", "cuda"), PLAIN, "tcp"),
+        (("cuda", "cuda"), VIRTUAL, "tcp"),
+        (("cuda", "cuda"), POOL, "tcp"),
+    ],
+    ids=["cuda-cuda", "cuda-dram", "dram-cuda", "virtual", "pool"],
+)
+def test_links(run: Run, sides: tuple[str, str], kind: str, carrier: str) -> None:
+    ran = run("-m", "tools.card.link", *sides, *SHORT, STANDIN_GPU_KIND=kind)
+    assert ran.status == 0, ran.output
+    assert ran.answer("every byte is right") is True
+    over_loopback = float(ran.answer("share that went over the loopback interface"))
+    assert (over_loopback > 0.9) is (carrier == "tcp")
+    warned = "which many libraries cannot register, or move slowly" in ran.output
+    assert warned is (kind != PLAIN)
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["direct", "staged"])
+def test_no_thread_takes_a_device_that_holds_none_of_the_memory(run: Run, staged: bool) -> None:
+    """Not the threads of the link, and not torch on them."""
+    words = ("--device", "1", *(("--staged",) if staged else ()))
+    ran = run("-m", "tools.card.link", "cuda", "cuda", *SHORT, *words, torch="standin")
+    assert ran.status == 0, ran.output
+    assert ran.answer("every byte is right") is True
+    assert ran.contexts() == {"1"}
+    assert {device for _, device, _ in ran.log} <= {-1, 1}
+
+
+def test_the_order_of_streams_is_kept(run: Run) -> None:
+    """With an event. Without one, this has to see stale bytes: otherwise it could not see a broken order."""
+    ran = run("-m", "tools.card.order", "--rooms", "3")
+    assert ran.status == 0, ran.output
+    for what in ("pushed", "accepted"):
+        assert ran.answer(f"{what} with an event").startswith("0 of 3")
+        assert ran.answer(f"{what} without an event").startswith("1 of 1")
+
+
+def test_memory_is_what_the_driver_says(run: Run) -> None:
+    ran = run("-m", "tests.gpu.programs", "kinds")
+    assert ran.status == 0, ran.output
+    answers = {what: said.partition(":")[0] for what, said in ran.answers.items()}
+    assert answers.pop("memory of the card") == "opened"
+    assert answers.pop("memory of the card, over auto") == "opened"
+    refused = ran.answers["memory of the card, over tcp"]
+    assert "'tcp'" in refused
+    assert "cuda" in refused
+    del answers["memory of the card, over tcp"]
+    for what in answers:
+        assert "state.memory" in ran.answers[what], what
+
+
+def test_a_forked_child(run: Run) -> None:
+    """CUDA does not work in a process that was forked after its start, and the error says so."""
+    ran = run("-m", "tests.gpu.programs", "forked")
+    assert ran.status == 0, ran.output
+    said = ran.answer("in a forked child")
+    assert "the CUDA driver has not started in this process" in said
+    assert "CUDA was started before this process was forked" in said
+
+
+def test_a_library_that_ucx_lacks_is_named(run: Run, standin: Standin, tmp_path: Path) -> None:
+    library = "libnvidia-ml.so.1"
+    ran = run("-m", "tests.gpu.programs", "opened", over=standin.without(library, tmp_path / "libraries"))
+    assert ran.status == 0, ran.output
+    said = ran.answer("memory of the card")
+    assert "could not be registered" in said
+    assert library in said

@@ -1,4 +1,4 @@
-"""Programs that tests run over the stand-in GPU, each in a process of its own: ``python -m tests.gpu.programs NAME``."""
+"""Programs that tests run over the stand-in GPU, in processes of their own: ``python -m tests.gpu.programs NAME``."""
 
 from __future__ import annotations
 

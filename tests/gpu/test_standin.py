@@ -1,4 +1,4 @@
-"""The real NIXL, and UCX's own code for CUDA, over the stand-in GPU: a host access to device memory ends the process."""
+"""The real NIXL, and UCX's own code for CUDA, over the stand-in GPU: a host access to its memory ends a process."""
 
 from __future__ import annotations
 
@@ -93,3 +93,21 @@ def test_a_library_that_ucx_lacks_is_named(run: Run, standin: Standin, tmp_path:
     said = ran.answer("memory of the card")
     assert "could not be registered" in said
     assert library in said
+
+
+@pytest.mark.parametrize(("ordering", "flushes"), [("0", True), ("100", False), ("200", False)])
+def test_writes_are_flushed_where_the_device_does_not_order_them(run: Run, ordering: str, flushes: bool) -> None:
+    """On decode, once for each room at least, by a thread whose context is that of the memory."""
+    ran = run("-m", "tools.card.link", "cuda", "cuda", *SHORT, "--device", "1", STANDIN_GPU_ORDERING=ordering)
+    assert ran.status == 0, ran.output
+    found = [device for _, device, text in ran.log if text == "cuFlushGPUDirectRDMAWrites"]
+    assert bool(found) is flushes
+    assert set(found) <= {1}
+    assert not flushes or len(found) >= 3
+
+
+def test_digests_of_memory_of_a_device(run: Run) -> None:
+    """They are those of the same bytes in host memory, or the two sides would not agree."""
+    ran = run("-m", "tools.card.link", "cuda", "dram", *SHORT, "--verify", "--device", "1")
+    assert ran.status == 0, ran.output
+    assert ran.answer("every byte is right") is True

@@ -181,4 +181,4 @@ def test_memory_of_a_device() -> None:
     rows = state.Memory.pointer(1 << 40, (4, 8), "uint8", 1, kind="cuda:0")
     inventory = state.describe("d", [state.aux_rows({"row": rows})])
     with pytest.raises(UnsupportedError, match=r"cannot read memory of kind 'cuda:0' .*instance d, rank 0"):
-        check_verify(inventory)
+        check_verify(inventory, ())

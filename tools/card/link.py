@@ -2,7 +2,7 @@
 
     python -m tools.card.link cuda cuda [--backend nixl] [-o 'ucx={"TLS": "tcp,cuda_copy"}'] [-o num_threads=8]
                                         [--mib 512] [--page-kib 64] [--rounds 10] [--staged] [--refused]
-                                        [--allocator expandable_segments:True] [--device 1]
+                                        [--allocator expandable_segments:True] [--device 1] [--verify]
 
 The two words say where prefill and decode have their pools: ``cuda`` or ``dram``. With ``--refused``, the right answer
 is an error, and it is said. ``--allocator`` is a setting of torch's allocator.
@@ -91,6 +91,8 @@ def side(role: str, pipe: Connection, job: dict[str, Any]) -> dict[str, Any]:
     config = {"role": role, "backend": job["backend"], "options": job["options"]}
     if job["staged"]:
         config["staging"] = {"mode": "always"}
+    if job["verify"]:
+        config["verify"] = "digest"
     pages = np.random.default_rng(5 if role == "prefill" else 6).permutation(PAGES)
     computed = np.random.default_rng(5).permutation(PAGES)
     tokens, items = PAGES * PAGE_TOKENS, {"kv": pages}
@@ -182,11 +184,15 @@ def main() -> int:
     parser.add_argument("--page-kib", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=10, help="fewer if they take long")
     parser.add_argument("--staged", action="store_true")
+    parser.add_argument("--verify", action="store_true", help="let both sides compare digests of what they have")
     parser.add_argument("--refused", action="store_true")
     parser.add_argument("--seconds", type=float, default=40.0)
     arguments = parser.parse_args()
     job = {
-        **{name: getattr(arguments, name) for name in ("prefill", "decode", "backend", "rounds", "staged", "device")},
+        **{
+            name: getattr(arguments, name)
+            for name in ("prefill", "decode", "backend", "rounds", "staged", "device", "verify")
+        },
         "options": {key: json.loads(value) for key, _, value in (each.partition("=") for each in arguments.options)},
         "nbytes": arguments.mib * MIB,
         "most": arguments.seconds / 3,

@@ -147,7 +147,7 @@ def _open(
     try:
         whole = open_strategies(picked.strategies, inventory, opened)
         if settings.verify != "off":
-            check_verify(whole)
+            check_verify(whole, checked.readers().keys())
         if rendezvous is not None and settings.rendezvous:
             what = "two rendezvous are given"
             raise ConfigError(what, cause="one in the configuration, and one as an argument", backend=settings.backend)
@@ -272,6 +272,8 @@ def _prepare(
         explained=partial(hint_at_settings, checked),
         start=start_again,
         begin=checked.binding(),
+        readers=checked.readers(),
+        flush=checked.flushing() if settings.role != "prefill" else None,
     )
     return directory, context
 

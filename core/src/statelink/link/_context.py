@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from statelink.backend import Backend, Strategy
     from statelink.config import LinkConfig
+    from statelink.pointers import Reader
     from statelink.wire import Channel, Handshake, Message
 
     from .peers import Rendezvous
@@ -53,6 +54,8 @@ class Context:
         start: Makes a backend object that has registered the memory, and the handshake with its descriptor. Called
             with the number of earlier registrations. ``None`` if the registration cannot be suspended.
         begin: Each thread of the link calls it first: it chooses the device of the link's memory. Never raises.
+        readers: By memory kind of devices: what reads such memory from the host.
+        flush: Makes peers' writes visible to the devices of the link's memory; ``None`` where nothing has to be done.
         loop: The control thread's loop.
         make_executor: Makes an executor; see `KeyedExecutor` for what it is given.
 
@@ -87,6 +90,8 @@ class Context:
         explained: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
         start: Callable[[int], tuple[Backend, Handshake]] | None = None,
         begin: Callable[[], None] = lambda: None,
+        readers: Mapping[str, Reader] | None = None,
+        flush: Callable[[], None] | None = None,
         loop: Loop | None = None,
         make_executor: MakeExecutor | None = None,
     ) -> None:
@@ -112,6 +117,8 @@ class Context:
         self.connections = Connections(backend, self.workers, explained)
         self.reader = HandshakeReader(channel, self.workers)
         self._begin = begin
+        self.flush = flush
+        self._readers = dict(readers or {})
         self._closed = closed
         self._start = start
         self._process = os.getpid()
@@ -125,6 +132,12 @@ class Context:
             return self.config.liveness
         after = self.config.take_back_after
         return None if after is None else max(after, self.config.liveness)
+
+    def reader_of(self, component: str) -> Reader | None:
+        """What reads a component's memory from the host, if it lies on a device. Any thread."""
+        buffers = self.inventory.component(component).buffers
+        kinds = {self.inventory.regions[buffer.region].kind for buffer in buffers if buffer.count}
+        return next((self._readers[kind] for kind in sorted(kinds) if kind in self._readers), None)
 
     def check_process(self) -> None:
         """Refuse a call in a forked child, before it takes a lock that a thread of the parent may have held.

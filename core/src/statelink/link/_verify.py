@@ -8,7 +8,7 @@ their own memory and their own description alone. Equal bytes of another head, l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -20,6 +20,7 @@ from statelink.plan import StateBytes, arrived_bytes, due
 
 if TYPE_CHECKING:
     from statelink.plan import Items, PairPlan
+    from statelink.pointers import Reader
     from statelink.state import Inventory
 
 __all__ = ["check_hash", "check_verify", "differing", "digest_of", "packed"]
@@ -46,26 +47,40 @@ def check_hash() -> None:
         ) from error
 
 
-def check_verify(inventory: Inventory) -> None:
+def check_verify(inventory: Inventory, readable: Collection[str]) -> None:
     """Check that this rank can compute digests.
+
+    Args:
+        inventory: What it holds.
+        readable: Kinds of memory of devices that can be read from the host.
 
     Raises:
         ConfigError: The hash library is not installed.
-        UnsupportedError: Some registered memory is not host memory.
+        UnsupportedError: Some registered memory cannot be read from the host.
     """
     check_hash()
-    foreign = sorted({region.kind for region in inventory.regions if region.kind != "dram"})
+    foreign = sorted({region.kind for region in inventory.regions} - {"dram", *readable})
     if foreign:
         raise UnsupportedError(
             f"verify = 'digest' cannot read memory of kind {', '.join(map(repr, foreign))}",
-            cause="digests are computed by the processor, over host memory",
+            cause="digests are computed by the processor, and no driver here says how to read that memory",
             hint="leave verify off for this link",
             instance=inventory.instance,
             rank=inventory.rank,
         )
+    for component in inventory.components:
+        kinds = {inventory.regions[buffer.region].kind for buffer in component.buffers if buffer.count}
+        if len(kinds) > 1:
+            raise UnsupportedError(
+                "verify = 'digest' cannot read a component in several kinds of memory",
+                cause=f"{component.name!r} lies in {', '.join(sorted(kinds))}",
+                hint="leave verify off for this link, or describe a component for each kind",
+                instance=inventory.instance,
+                rank=inventory.rank,
+            )
 
 
-def digest_of(parts: Iterable[StateBytes], stop: Stop | None = None) -> int:
+def digest_of(parts: Iterable[StateBytes], stop: Stop | None = None, reader: Reader | None = None) -> int:
     """The digest of some content. The digests of a component's pushes add up to that of the component.
 
     Reads all of the content, in this process's own memory; data threads only.
@@ -73,6 +88,7 @@ def digest_of(parts: Iterable[StateBytes], stop: Stop | None = None) -> int:
     Args:
         parts: The content, and where it lies.
         stop: If another thread sets it meanwhile, the rest is left out: the result is not needed any more.
+        reader: Reads the content, if it lies on a device.
     """
     from xxhash import xxh3_128_intdigest
 
@@ -80,6 +96,9 @@ def digest_of(parts: Iterable[StateBytes], stop: Stop | None = None) -> int:
     for part in parts:
         if stop is not None and stop.is_set():
             break
+        if reader is not None:
+            total += _digest_on_device(part, reader)
+            continue
         granules, piece = part.granules.tolist(), part.piece
         width = part.offsets.shape[1] * piece
         first, last = int(part.offsets.min()), int(part.offsets.max()) + piece
@@ -97,6 +116,29 @@ def digest_of(parts: Iterable[StateBytes], stop: Stop | None = None) -> int:
                 for place, granule in enumerate(granules):
                     total += xxh3_128_intdigest(raw[place * width : (place + 1) * width], seed + granule)
     return total % MODULUS
+
+
+def _digest_on_device(part: StateBytes, reader: Reader) -> int:
+    """The digest of content on a device. The same numbers as for host memory."""
+    from xxhash import xxh3_128
+
+    total = 0
+    width = part.offsets.shape[1] * part.piece
+    if not len(part.granules):
+        return 0
+    for seed, address in zip(part.seeds.tolist(), part.addresses.tolist(), strict=True):
+        granules = iter(part.granules.tolist())
+        digest, left = xxh3_128(seed=seed + next(granules)), width
+        for piece in reader.read((part.offsets.ravel() + address).tolist(), part.piece):
+            at = 0
+            while at < len(piece):
+                size = min(left, len(piece) - at)
+                digest.update(piece[at : at + size].data)
+                at, left = at + size, left - size
+                if not left:
+                    total += digest.intdigest()
+                    digest, left = xxh3_128(seed=seed + next(granules, 0)), width
+    return total
 
 
 def packed(digest: int) -> bytes:
@@ -127,7 +169,13 @@ class Arrived(Protocol):
         """Items per component."""
 
 
-def differing(plan: PairPlan, arrived: Arrived, digests: Mapping[str, bytes], stop: Stop) -> dict[str, str]:
+def differing(
+    plan: PairPlan,
+    arrived: Arrived,
+    digests: Mapping[str, bytes],
+    stop: Stop,
+    reader_of: Callable[[str], Reader | None],
+) -> dict[str, str]:
     """Compare the digests of what a writer sent with those of what lies in memory.
 
     Reads all of what arrived; data threads only.
@@ -137,6 +185,7 @@ def differing(plan: PairPlan, arrived: Arrived, digests: Mapping[str, bytes], st
         arrived: The room's items, to which it wrote.
         digests: The writer's digest of each component.
         stop: If another thread sets it meanwhile, the result is not needed any more.
+        reader_of: What reads a component's memory, if it lies on a device.
 
     Returns:
         Per component that differs, a text with both digests. Nothing if ``stop`` is set.
@@ -146,7 +195,7 @@ def differing(plan: PairPlan, arrived: Arrived, digests: Mapping[str, bytes], st
         owed = due(part.source, part.target, arrived.tokens, arrived.prefix)
         if not len(owed):
             continue
-        here = packed(digest_of(arrived_bytes(part, arrived.items[name], owed), stop))
+        here = packed(digest_of(arrived_bytes(part, arrived.items[name], owed), stop, reader_of(name)))
         there = digests.get(name)
         if here != there:
             found[name] = f"{name}: {there.hex() if there else 'nothing'} sent, {here.hex()} arrived"

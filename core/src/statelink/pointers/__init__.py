@@ -5,13 +5,14 @@ from __future__ import annotations
 from ._allocators import LOCKED, lockable, pinned, segments
 from ._check import Checked, check
 from ._map import read_map
-from ._platform import Platform
+from ._platform import Platform, Reader
 from ._settings import device_settings, hint_at_settings, on_disk
 
 __all__ = [
     "LOCKED",
     "Checked",
     "Platform",
+    "Reader",
     "check",
     "device_settings",
     "hint_at_settings",

@@ -15,7 +15,7 @@ from ._seen import Location, Origin, Seen
 if TYPE_CHECKING:
     from statelink.state import Inventory, Region
 
-    from ._platform import Driver, Platform
+    from ._platform import Driver, Platform, Reader
 
 __all__ = ["Checked", "check"]
 
@@ -54,6 +54,33 @@ class Checked(NamedTuple):
             return lambda: None
         ((driver, device),) = self.devices
         return driver.binding(device)
+
+    def readers(self) -> dict[str, Reader]:
+        """By memory kind of devices: what reads its memory from the host. A kind is missing if nothing can."""
+        found: dict[str, Reader] = {}
+        for driver, device in self.devices:
+            reader = driver.reader(device)
+            if reader is not None:
+                found[f"cuda:{device}"] = reader
+                if len(self.devices) == 1:
+                    found["cuda"] = reader
+        return found
+
+    def flushing(self) -> Callable[[], None] | None:
+        """What makes peers' writes to this memory visible to its devices; ``None`` if nothing has to be done.
+
+        See `Driver.flushing`.
+        """
+        found = [driver.flushing(device) for driver, device in sorted(self.devices, key=lambda each: each[1])]
+        needed = [each for each in found if each is not None]
+        if not needed:
+            return None
+
+        def flush() -> None:
+            for each in needed:
+                each()
+
+        return flush
 
     def summary(self) -> dict[str, dict[str, Any]]:
         """By memory kind: ``regions``, ``bytes``, who ``checked`` it ("" for nobody), how it was ``allocated``."""

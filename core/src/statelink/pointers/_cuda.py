@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from statelink._logs import logger
+from statelink.errors import TransferError
 
+from ._cuda_reader import CudaReader
 from ._seen import Location, Origin, Seen
 
 __all__ = ["Cuda"]
@@ -21,6 +23,11 @@ RANGE_START, RANGE_SIZE, RDMA_CAPABLE, POOL, MAPPING_SIZE, MAPPING_START = 11, 1
 HOST, DEVICE = 1, 2
 # CUresult
 NOT_INITIALIZED = 3
+# CUdevice_attribute, and what they may say
+FLUSH_OPTIONS, WRITES_ORDERING = 117, 118
+BY_HOST, OWNER = 1, 100
+# cuFlushGPUDirectRDMAWrites: the device of the current context, and who has to see the writes
+CURRENT_CONTEXT = 0
 
 
 class Cuda:
@@ -59,6 +66,50 @@ class Cuda:
                 log.warning("a thread of a link does not use device %d: CUDA error %d", device, status)
 
         return bind
+
+    def reader(self, device: int) -> CudaReader:
+        """See `Driver.reader`."""
+        return CudaReader(self._library, device)
+
+    def flushing(self, device: int) -> Callable[[], None] | None:
+        """See `Driver.flushing`. NVIDIA's driver says for each device whether its kernels see such writes in order.
+
+        That is `cuFlushGPUDirectRDMAWrites`_, which is needed where ``GPU_DIRECT_RDMA_WRITES_ORDERING`` is below
+        ``OWNER``.
+
+        .. _cuFlushGPUDirectRDMAWrites: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
+        """
+        number, context = ctypes.c_int(), ctypes.c_void_p()
+        if self._library.cuDeviceGet(ctypes.byref(number), ctypes.c_int(device)):
+            return None
+        if self._of_device(WRITES_ORDERING, number, OWNER) >= OWNER:  # a driver that does not know it is older than it
+            return None
+        flush = getattr(self._library, "cuFlushGPUDirectRDMAWrites", None)
+        if flush is None or not self._of_device(FLUSH_OPTIONS, number, 0) & BY_HOST:
+            said = (
+                "device %d does not order the writes of network cards, and the host cannot flush them: see docs/gpu.md"
+            )
+            log.warning(said, device)
+            return None
+        if self._library.cuDevicePrimaryCtxRetain(ctypes.byref(context), number):
+            return None
+
+        def run() -> None:
+            left = ctypes.c_void_p()
+            status = self._library.cuCtxPushCurrent_v2(context)
+            if not status:
+                status = flush(ctypes.c_int(CURRENT_CONTEXT), ctypes.c_int(OWNER))
+                self._library.cuCtxPopCurrent_v2(ctypes.byref(left))
+            if status:
+                raise TransferError(f"writes to device {device} could not be flushed", cause=f"CUDA error {status}")
+
+        return run
+
+    def _of_device(self, attribute: int, number: ctypes.c_int, otherwise: int) -> int:
+        """An attribute of a device."""
+        value = ctypes.c_int()
+        status = self._library.cuDeviceGetAttribute(ctypes.byref(value), ctypes.c_int(attribute), number)
+        return otherwise if status else value.value
 
     def look(self, address: int) -> Seen | None:
         """See `Driver.look`."""

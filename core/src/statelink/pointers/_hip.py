@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from statelink._logs import logger
+from statelink.errors import TransferError
 
 from ._seen import Location, Seen
 
@@ -60,6 +61,19 @@ class Hip:
                 log.warning("a thread of a link does not use device %d: HIP error %d", device, status)
 
         return bind
+
+    def reader(self, device: int) -> None:
+        """See `Driver.reader`."""
+
+    def flushing(self, device: int) -> Callable[[], None]:
+        """See `Driver.flushing`. It waits for the device, as vLLM's connector does for NIXL on ROCm."""
+
+        def run() -> None:
+            status = self._library.hipSetDevice(ctypes.c_int(device)) or self._library.hipDeviceSynchronize()
+            if status:
+                raise TransferError(f"writes to device {device} could not be flushed", cause=f"HIP error {status}")
+
+        return run
 
     def look(self, address: int) -> Seen | None:
         """See `Driver.look`."""

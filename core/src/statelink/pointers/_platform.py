@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,12 +15,32 @@ from ._hip import Hip
 from ._map import read_map
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from ._map import ProcessMap
     from ._seen import Seen
 
-__all__ = ["Driver", "Platform"]
+__all__ = ["Driver", "Platform", "Reader"]
 
 log = logger("statelink.pointers")
+
+
+class Reader(Protocol):
+    """Reads memory of a device from the host. Thread-safe; blocks."""
+
+    def read(self, addresses: Sequence[int], nbytes: int) -> Iterator[npt.NDArray[np.uint8]]:
+        """The bytes of stretches of one length, in order and without gaps, in pieces of a bounded size.
+
+        Each piece counts until the next one is asked for.
+
+        Args:
+            addresses: Where each stretch begins, on the device.
+            nbytes: Bytes of each.
+
+        Raises:
+            TransferError: The driver reports an error.
+        """
 
 
 class Driver(Protocol):
@@ -37,6 +57,19 @@ class Driver(Protocol):
 
         Args:
             device: The device's number in this process. Memory of it is there, so that nothing new is started.
+        """
+
+    def reader(self, device: int) -> Reader | None:
+        """What reads memory of a device from the host; ``None`` if that is not built for this driver."""
+
+    def flushing(self, device: int) -> Callable[[], None] | None:
+        """A function that makes others' writes to a device visible to kernels that start after it.
+
+        When a peer's write has ended, its bytes may still be on the way from a network card to the device. ``None`` if
+        the device itself keeps them in order. The function may block, on any thread.
+
+        Raises:
+            TransferError: Raised by the function: the driver reports an error.
         """
 
 

@@ -50,6 +50,10 @@ class ReceivingState(RoomState):
     _requested = False
     """Whether a data thread was asked to prepare the requests. From then on `_writers` is complete."""
     _instance: Instance | None = None
+    _flushing = False
+    """Whether a data thread makes the writers' bytes visible to the device, or has."""
+    _visible = False
+    """Whether the writers' bytes are visible to the device."""
 
     def __init__(
         self,
@@ -255,10 +259,13 @@ class ReceivingState(RoomState):
     def _maybe_succeed(self) -> None:
         """Succeed, if every writer is complete. Starts the comparisons of digests before that."""
         writers = self._writers.values()
-        if self.context.config.verify != "off" and self.status not in ENDED:
+        open_ = self.status not in ENDED
+        if open_ and not self._visible and all([writer.complete for writer in writers]):
+            self._flush()
+        if open_ and self._visible and self.context.config.verify != "off":
             for writer in writers:
                 writer.verify(self._hook_ended)
-        if self.status in ENDED or not all([writer.complete for writer in writers]):
+        if self.status in ENDED or not self._visible or not all([writer.complete for writer in writers]):
             self._after_change()
             return
         for writer in writers:
@@ -270,6 +277,24 @@ class ReceivingState(RoomState):
             writer.revoke(self.drained)
         self._table.forget(self)
         self._leave()
+
+    def _flush(self) -> None:
+        """Make what the writers wrote visible to the device: on a data thread, where anything has to be done."""
+        flush = self.context.flush
+        if flush is None:
+            self._visible = True
+        elif not self._flushing:
+            self._flushing = True
+            workers, who = self.context.workers, {"room": self.room, "backend": self.context.backend.name}
+            workers.run(workers.checks.submit, ("flush", self.room), flush, self._flushed, **who)
+
+    def _flushed(self, _: None, reason: Reason | None) -> None:
+        """The flush has ended. Control thread."""
+        self._visible = reason is None
+        if reason is not None:
+            self.fail(reason)
+        else:
+            self._maybe_succeed()
 
     def fail(self, reason: Reason) -> None:
         """See `RoomState.fail`. Sends Failed to every writer, and revokes the grants or waits until all drained."""

@@ -229,7 +229,7 @@ class Writer:
 
         # `job` runs on a data thread, `done` on the control thread.
         def job() -> Mapping[str, str]:
-            return differing(self._plan, accepted, self._digests, self._ended)
+            return differing(self._plan, accepted, self._digests, self._ended, self._context.reader_of)
 
         def done(found: Mapping[str, str] | None, defect: Reason | None) -> None:
             self.in_flight.end(what)
@@ -337,7 +337,15 @@ class Writer:
                 )
             then(reason)
 
-        self._submit(lambda: workers.run_transfer(call, done, **who))
+        flush = self._context.flush
+
+        # A data thread. The hook may read what peers wrote.
+        def visible() -> Transfer | None:
+            if flush is not None:
+                flush()
+            return call()
+
+        self._submit(lambda: workers.run_transfer(visible, done, **who))
 
     def _submit(self, job: Callable[[], object]) -> None:
         # First to `fences` with the room's key, so that this follows `prepare`. Then on to `moves`, so that a hook that

@@ -393,7 +393,7 @@ class Pusher:
         if self._context.config.verify == "off":
             return
         for piece in moves:
-            digest = digest_of(piece.state_bytes(), self._cancelled)
+            digest = digest_of(piece.state_bytes(), self._cancelled, self._context.reader_of(piece.component))
             self._digests[piece.component] = self._digests.get(piece.component, 0) + digest
 
     def _finish(self) -> Reason | None:

@@ -11,10 +11,12 @@ import ctypes
 import math
 import threading
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
-from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 uint8, int64 = np.dtype(np.uint8), np.dtype(np.int64)
 calls: list[str] = []
@@ -54,8 +56,16 @@ class device:
 
 
 class Tensor:
-    def __init__(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any, where: device) -> None:
-        self.address, self.shape, self.strides, self.dtype, self.device = address, shape, strides, np.dtype(dtype), where
+    def __init__(
+        self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any, where: device
+    ) -> None:
+        self.address, self.shape, self.strides, self.dtype, self.device = (
+            address,
+            shape,
+            strides,
+            np.dtype(dtype),
+            where,
+        )
         self.host: Any = None
 
     def data_ptr(self) -> int:

@@ -92,6 +92,8 @@ class Manager(BaseKVManager):
     supports_deferred_decode_kv_release = True
     enable_deferred_decode_kv_release = True
     is_dummy_cp_rank = False
+    scheduler: Any = None
+    """The scheduler of the queue that made it."""
     attn_cp_rank, attn_cp_size = 0, 1
 
     def __init__(
@@ -105,6 +107,7 @@ class Manager(BaseKVManager):
                 hint="another plugin may have replaced it: name only 'statelink' in SGLANG_PLUGINS",
             )
         self.kv_args = args
+        self.scheduler = queue.scheduler
         self.role = "prefill" if disaggregation_mode is DisaggregationMode.PREFILL else "decode"
         self.timeouts = Timeouts(
             float(envs.SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT.get()),
@@ -297,6 +300,19 @@ class Manager(BaseKVManager):
         return "" if self._directory is None else self._directory.why(bootstrap_addr)
 
     # Decode: the memory of failed requests.
+
+    def memory_is_free(self) -> Any:
+        """An event that has passed once nothing here writes any more to memory that SGLang has just given to a request.
+
+        With the overlap schedule, a request that has ended may have one more forward pass in flight, which writes to
+        the memory that it had. SGLang lets its own streams wait for that pass. A peer's write waits for this event.
+        ``None`` without the overlap schedule. The scheduler's thread.
+        """
+        if self.scheduler is None or not self.scheduler.enable_overlap:
+            return None
+        event = self.scheduler.device_module.Event()
+        event.record(self.scheduler.forward_stream)
+        return event
 
     def raise_limit(self, queue: Any) -> None:
         """Have SGLang keep the pages of a failed request until nothing writes to them any more.

@@ -110,6 +110,7 @@ class Receiver(Transfer, BaseKVReceiver):
                 self._tokens,
                 items,
                 prefix=decode_prefix_len or 0,
+                ready=self.kv_mgr.memory_is_free(),
                 deadline=self.kv_mgr.timeouts.waiting,
                 sole=True,  # SGLang's routers send a request to one decode server
                 content=self._content,

@@ -295,6 +295,35 @@ def test_a_machine_that_has_everything(tmp_path: Path) -> None:
     assert found["accelerators"]["found"] == "2 of NVIDIA, driver 550.54.15"
 
 
+@pytest.mark.parametrize(
+    ("kernel", "files", "verdict", "says"),
+    [
+        ("NVIDIA UNIX x86_64 Kernel Module  550.54.15", {}, "problem", "copied through the host"),
+        (
+            "NVIDIA UNIX x86_64 Kernel Module  550.54.15",
+            {"sys/module/nvidia_peermem/refcnt": "0"},
+            "ok",
+            "nvidia_peermem",
+        ),
+        ("NVIDIA UNIX Open Kernel Module for x86_64  580.159.04", {}, "ok", "dma-buf"),
+        (
+            "NVIDIA UNIX Open Kernel Module for x86_64  580.159.04",
+            {"sys/kernel/iommu_groups/0/type": "DMA"},
+            "ok",
+            "the IOMMU has 1 groups",
+        ),
+    ],
+)
+def test_whether_network_cards_reach_graphics_cards(
+    tmp_path: Path, kernel: str, files: dict[str, str], verdict: str, says: str
+) -> None:
+    found = looked(machine(tmp_path, files={"proc/driver/nvidia/version": f"NVRM version: {kernel}", **files}))
+    direct = found["GPUDirect RDMA"]
+    assert direct["verdict"] == verdict
+    assert says in direct["found"]
+    assert bool(direct["hint"]) is (verdict == "problem" or "IOMMU" in says)
+
+
 def test_what_a_machine_lacks(tmp_path: Path) -> None:
     root = machine(tmp_path, port="1: DOWN", files={"proc/driver/nvidia/version": "NVRM 550.54"})
     (root / "dev/infiniband/uverbs0").unlink()

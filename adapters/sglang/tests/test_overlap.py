@@ -1,4 +1,4 @@
-"""The overlap schedule: decode's memory takes a peer's bytes once the forward passes before have ended. No scheduler."""
+"""The overlap schedule: decode's memory takes a peer's bytes after the forward passes before. No scheduler."""
 
 from __future__ import annotations
 
@@ -42,9 +42,7 @@ def events(pair: tuple[Side, Side]) -> list[Event]:
     return made
 
 
-def test_prefill_writes_once_the_forward_passes_before_have_ended(
-    pair: tuple[Side, Side], events: list[Event]
-) -> None:
+def test_prefill_writes_once_the_forward_passes_before_have_ended(pair: tuple[Side, Side], events: list[Event]) -> None:
     source, target = pair
     room = next(rooms)
     sender, receiver = source.sender(room), target.receiver(room, N)

@@ -16,8 +16,9 @@ from plugins.nixl.tests import stub
 from plugins.nixl.tests.test_package import needs_nixl
 from tests.helpers.backend_peer import make
 
+from statelink.backend import Verdict
 from statelink.testing import bare_machine
-from statelink_nixl import NixlBackend
+from statelink_nixl import NixlBackend, Options
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,6 +91,26 @@ def test_a_list_of_transports_gets_one_for_cuda(
     assert seen == [used]
     assert (f"UCX_TLS={used}" in caplog.text) is (used != given)
     assert os.environ.get("UCX_TLS") == (given if where == "environment" else None)
+
+
+@needs_nixl
+@pytest.mark.parametrize(
+    ("card", "lacks", "verdict"),
+    [
+        (False, "", Verdict.NOT_APPLICABLE),
+        (True, "", Verdict.OK),
+        (True, "libnvidia-ml.so.1: cannot open shared object file", Verdict.PROBLEM),
+    ],
+)
+def test_doctor_loads_the_modules_for_cuda(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, card: bool, lacks: str, verdict: Verdict
+) -> None:
+    if card:
+        put_device(machine / "sys/bus/pci/devices")
+    monkeypatch.setattr("statelink_nixl._library.Library.lacks_cuda", lambda library: lacks)
+    found = {check.what: check for check in NixlBackend.diagnose(Options())}["UCX's modules for CUDA"]
+    assert found.verdict is verdict
+    assert not lacks or found.found == lacks
 
 
 @needs_nixl

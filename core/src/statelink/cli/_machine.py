@@ -48,6 +48,7 @@ def look(found: Configured, root: Path = Path("/")) -> Iterator[Check]:
     yield _network(root)
     yield _shared(root)
     yield _accelerators(root)
+    yield _direct(root, devices)
     yield _allocator()
 
 
@@ -215,6 +216,32 @@ def _accelerators(root: Path) -> Check:
     if not found:
         return Check(what="accelerators", verdict=NOT_APPLICABLE, found="no driver of one is loaded")
     return Check(what="accelerators", verdict=OK, found="; ".join(found))
+
+
+def _direct(root: Path, devices: list[str]) -> Check:
+    """Check whether network cards can reach the memory of graphics cards of NVIDIA: GPUDirect RDMA.
+
+    UCX and Mooncake register such memory through the module nvidia_peermem, or as a dma-buf of the driver, which the
+    open kernel modules give. An IOMMU that translates, and bridges that send everything up to the root (ACS), make it
+    slow or impossible.
+    """
+    what = "GPUDirect RDMA"
+    if not devices or not _text(root / "proc/driver/nvidia/version"):
+        return Check(what=what, verdict=NOT_APPLICABLE, found="needs an RDMA device and a graphics card of NVIDIA")
+    peermem = (root / "sys/module/nvidia_peermem").exists()
+    opened = "Open Kernel Module" in _text(root / "proc/driver/nvidia/version")
+    groups = len(_entries(root / "sys/kernel/iommu_groups"))
+    ways = ["nvidia_peermem"] * peermem + ["dma-buf (open kernel modules)"] * opened
+    if not ways:
+        hint = "modprobe nvidia_peermem, or install NVIDIA's open kernel modules, which give dma-bufs"
+        found = "neither nvidia_peermem nor the open kernel modules: memory of a card is copied through the host"
+        return Check(what=what, verdict=PROBLEM, found=found, hint=hint)
+    hint = ""
+    found = f"by {' and '.join(ways)}"
+    if groups:
+        found += f"; the IOMMU has {groups} groups"
+        hint = "if it is slow: is the IOMMU in pass-through mode (iommu=pt), and ACS off on the bridges (lspci -vvv)?"
+    return Check(what=what, verdict=OK, found=found, hint=hint)
 
 
 def _allocator() -> Check:

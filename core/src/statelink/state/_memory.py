@@ -12,6 +12,7 @@ from statelink._arguments import shown, text
 from statelink.errors import StateError
 
 from ._dtypes import name_of
+from ._foreign import foreign
 from ._inventory import MAX_KIND, Region
 from ._layout import MAX_DTYPE
 from ._shares import as_int, ints, settle_ints
@@ -69,6 +70,9 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, array: Any) -> Memory:
         """Describe a torch tensor, a numpy array, or a `Memory` (returned as it is).
 
+        Other arrays are described by ``__dlpack__``, as of CuPy and JAX, or ``__cuda_array_interface__``, as of Numba.
+        Then the region is the array's own extent. Nothing is waited for.
+
         Raises:
             StateError: It is none of these, or its bytes have no address.
         """
@@ -78,9 +82,13 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
             return _of_numpy(array)
         if callable(getattr(array, "data_ptr", None)) and callable(getattr(array, "untyped_storage", None)):
             return _of_tensor(array)
+        found = foreign(array)
+        if found is not None:
+            address, shape, strides, dtype, itemsize, kind = found
+            return cls.pointer(address, shape, dtype, itemsize, strides=strides, kind=kind)
         raise StateError(
             f"cannot read memory from a {type(array).__module__}.{type(array).__qualname__}",
-            hint="pass a torch tensor, a numpy array, or Memory.pointer(address, shape, dtype, ...)",
+            hint="pass a tensor of torch, an array of numpy or with DLPack, or Memory.pointer(address, shape, dtype, ...)",
         )
 
     @classmethod

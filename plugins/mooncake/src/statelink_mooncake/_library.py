@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = ["BUILDS", "PACKAGES", "Library", "absent", "forced_tcp", "loads"]
 
-BUILDS = "pip install mooncake-transfer-engine-non-cuda, or mooncake-transfer-engine where memory is CUDA's"
+BUILDS = (
+    "pip install mooncake-transfer-engine-non-cuda; where memory is CUDA's, mooncake-transfer-engine for CUDA 12, "
+    "or mooncake-transfer-engine-cuda13 for CUDA 13"
+)
 """A hint: every build installs the same module, so exactly one has to be chosen."""
 PACKAGES = {
     "libcurl.so.4": "libcurl4",

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from statelink.backend import Check, Verdict
 from statelink.backend.native import rdma_devices, settings
 
-from ._transport import possible
+from ._library import Library
+from ._transport import has_card, possible
 
 if TYPE_CHECKING:
     from ._options import Options
@@ -25,7 +26,7 @@ BUILDS = ("nixl-cu12", "nixl-cu13", "nixl-rocm")
 def diagnose(options: Options) -> list[Check]:
     """See `statelink.backend.Diagnosing`."""
     installed = {name: version for name in (FRONT, *BUILDS) if (version := _version(name))}
-    return [*_packages(installed), *_cuda(installed), _environment(), _transports(options)]
+    return [*_packages(installed), *_cuda(installed), _modules(), _environment(), _transports(options)]
 
 
 def _packages(installed: dict[str, str]) -> Iterator[Check]:
@@ -64,6 +65,22 @@ def _cuda(installed: dict[str, str]) -> Iterator[Check]:
         version = installed.get(FRONT, "")
         hint = f"pip install {needed}{f'=={version}' if version else ''}"
         yield Check(what=what, verdict=Verdict.PROBLEM, found=found, hint=hint)
+
+
+def _modules() -> Check:
+    """Load UCX's modules for CUDA, in a process of their own, where the host has a graphics card."""
+    what = "UCX's modules for CUDA"
+    if not has_card():
+        return Check(what=what, verdict=Verdict.NOT_APPLICABLE, found="no graphics card of NVIDIA on the PCI bus")
+    try:
+        lacks = Library().lacks_cuda()
+    except Exception as error:  # `probe` says why it cannot be imported
+        found = f"NIXL cannot be imported ({type(error).__name__})"
+        return Check(what=what, verdict=Verdict.NOT_APPLICABLE, found=found)
+    if not lacks:
+        return Check(what=what, verdict=Verdict.OK, found="they load")
+    hint = "libnvidia-ml.so.1: NVIDIA_DRIVER_CAPABILITIES=compute,utility; libcudart: put it on the loader's path"
+    return Check(what=what, verdict=Verdict.PROBLEM, found=lacks, hint=hint)
 
 
 def _environment() -> Check:

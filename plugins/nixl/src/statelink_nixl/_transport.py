@@ -20,7 +20,7 @@ from statelink.backend.native import on_machine, rdma_devices
 if TYPE_CHECKING:
     from ._options import Options
 
-__all__ = ["leaves_out_cuda", "possible", "sent_over_tcp", "told", "with_cuda"]
+__all__ = ["has_card", "leaves_out_cuda", "possible", "sent_over_tcp", "told", "with_cuda"]
 
 RDMA, TCP, SHM, CUDA = "rdma", "tcp", "shm", "cuda_ipc"
 GROUPS = {
@@ -66,12 +66,12 @@ def with_cuda(options: Options, environment: Mapping[str, str] = os.environ) -> 
     memory, too. UCX only warns where there is no CUDA. A list of exclusions says what is not wanted, and stays.
     """
     setting = leaves_out_cuda(options, environment)
-    if list(options.backends) != ["UCX"] or not setting or setting.lstrip().startswith("^") or not _has_card():
+    if list(options.backends) != ["UCX"] or not setting or setting.lstrip().startswith("^") or not has_card():
         return ""
     return f"{setting},cuda_copy"
 
 
-def _has_card() -> bool:
+def has_card() -> bool:
     """Whether the PCI bus has a graphics card of NVIDIA, as NIXL looks for one."""
     for device in on_machine("/sys/bus/pci/devices").glob("*"):
         with suppress(OSError):

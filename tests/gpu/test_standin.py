@@ -111,3 +111,18 @@ def test_digests_of_memory_of_a_device(run: Run) -> None:
     ran = run("-m", "tools.card.link", "cuda", "dram", *SHORT, "--verify", "--device", "1")
     assert ran.status == 0, ran.output
     assert ran.answer("every byte is right") is True
+
+
+@pytest.mark.parametrize(
+    ("sides", "kind", "word"),
+    [
+        (("cuda", "cuda"), PLAIN, "cuda_ipc"),
+        (("cuda", "dram"), PLAIN, "tcp"),
+        (("cuda", "cuda"), POOL, "unknown"),  # memory for first writes would not stand for the pools
+        (("dram", "dram"), PLAIN, "shm"),
+    ],
+)
+def test_the_transport_of_memory_of_a_card_is_known(run: Run, sides: tuple[str, str], kind: str, word: str) -> None:
+    ran = run("-m", "tools.card.link", *sides, *SHORT, STANDIN_GPU_KIND=kind)
+    assert ran.status == 0, ran.output
+    assert ran.answer("transport, as the report says") == word

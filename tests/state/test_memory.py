@@ -244,7 +244,7 @@ def test_what_is_no_array_is_refused_with_what_to_pass(thing: Any, name: str) ->
         Memory.of(thing)
     assert str(caught.value) == (
         f"cannot read memory from a {name}\n"
-        "hint: pass a tensor of torch, an array of numpy or with DLPack, or Memory.pointer(address, shape, dtype, ...)"
+        "hint: pass a tensor of torch, an array of numpy, one with DLPack, or Memory.pointer(address, shape, ...)"
     )
 
 

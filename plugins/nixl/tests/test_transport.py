@@ -78,8 +78,9 @@ def test_devices_and_other_backends_count(machine: Path, monkeypatch: pytest.Mon
         ("rc,tcp,sm", False, "dram", True, "tcp"),
         ("rc,tcp,sm", True, "dram", False, "unknown"),
         ("tcp,sm", True, "dram", False, "shm"),
-        ("rc,tcp", False, "cuda:0", False, "unknown"),
+        ("rc,tcp", False, "cuda:0", False, "unknown"),  # there is no memory of a card for a first write
         ("tcp,cuda", True, "cuda:0", None, "unknown"),
+        ("tcp,cuda,sm", False, "cuda:0", None, "tcp"),
     ],
 )
 def test_what_is_left(

@@ -248,6 +248,14 @@ class Backend(ABC):
             TransferError: The descriptor is not one of ours, or the peer cannot be reached.
         """
 
+    def prompt_bytes_to(self, peer: str) -> int:
+        """Most bytes of a batch to a peer for which ``Capabilities.prompt_bytes`` holds; by default, that number.
+
+        For a backend that knows, once it has connected, that bytes to a peer take a slow way. At most the declared
+        number. Never blocks. Called from any thread, at any time after ``connect``.
+        """
+        return self.capabilities.prompt_bytes
+
     @abstractmethod
     def submit(self, peer: str, batch: Batch) -> Transfer:
         """Start moving a batch.

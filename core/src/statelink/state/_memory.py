@@ -88,7 +88,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
             return cls.pointer(address, shape, dtype, itemsize, strides=strides, kind=kind)
         raise StateError(
             f"cannot read memory from a {type(array).__module__}.{type(array).__qualname__}",
-            hint="pass a tensor of torch, an array of numpy or with DLPack, or Memory.pointer(address, shape, dtype, ...)",
+            hint="pass a tensor of torch, an array of numpy, one with DLPack, or Memory.pointer(address, shape, ...)",
         )
 
     @classmethod

@@ -40,13 +40,14 @@ from statelink.backend import (
 from statelink.backend.native import Ledger, Posted, PostingBackend, Remote, rdma_devices, unregistered
 from statelink.errors import BackendUnavailableError, TransferError
 
+from ._card import NBYTES, scratch_beside
 from ._diagnosis import diagnose
 from ._library import SCRATCH, Library
 from ._options import Options
 from ._raw import RawNixl
-from ._tables import DRAM, Descriptor, Part, Table, parts_of, place, row
+from ._tables import DRAM, VRAM, Descriptor, Part, Table, parts_of, place, row
 from ._threads import Threads
-from ._transport import leaves_out_cuda, possible, sent_over_tcp, told
+from ._transport import CUDA, RDMA, TCP, leaves_out_cuda, possible, sent_over_tcp, told
 
 __all__ = ["NixlBackend"]
 
@@ -63,11 +64,22 @@ MAX_KEPT = 256
 """Most transfers that are kept until the library ends them, although they failed or their peer is gone."""
 
 
+Place = tuple[str, int, int]
+"""NIXL's kind of memory, an address, and the device."""
+
+
 class _Peer(Remote):
     """A remote agent that is loaded in the library."""
 
-    __slots__ = ()
+    __slots__ = ("slow", "words")
     table: Table
+
+    def __init__(self, name: str, table: Table) -> None:
+        super().__init__(name, table)
+        self.words: dict[tuple[str, str], str] = {}
+        """The transport between each kind of memory here and each kind there."""
+        self.slow = False
+        """Whether bytes from or to a card may be copied through the host, piece by piece."""
 
 
 class NixlBackend(PostingBackend[_Peer]):
@@ -105,6 +117,9 @@ class NixlBackend(PostingBackend[_Peer]):
             reason, hint = _absent(error)
             raise BackendUnavailableError(reason, hint=hint, backend=self.name) from error
         self._link = context.link
+        self._require = context.require
+        self._card_scratch, self._card = 0, 0
+        """The address of bytes on a card that peers may overwrite, and the card; 0 if there are none."""
         self._timeout: float = options.connect_timeout
         # When NIXL says that a peer is disconnected, UCX has closed the connection by force and ended its operations.
         # If these are copies or sockets, nothing here reads their sources from then on, but what the kernel took before
@@ -115,7 +130,7 @@ class NixlBackend(PostingBackend[_Peer]):
         self._lock = threading.Lock()
         self._table = Table(())
         self._regions: Sequence[Region] = ()
-        self._may = possible(options)
+        self._may, self._may_with_cards = possible(options), possible(options, card=True)
         self._without = leaves_out_cuda(options)
         """UCX's setting ``TLS``, if UCX cannot use memory of CUDA with it."""
         self._ledger: Ledger[_Peer] = Ledger(self.name, self._is_over, self._remove)
@@ -172,9 +187,23 @@ class NixlBackend(PostingBackend[_Peer]):
                 except self._library.errors as error:
                     version, (cause, hint) = self._library.version, self._refused(segment, error)
                     raise unregistered(index, region, cause, backend=self.name, library=version, hint=hint) from error
+            self._add_card_scratch(agent, regions)
             self._table = table
             self._regions = tuple(regions)
             self._reads_end = self._reads_end and all(region.kind == "dram" for region in regions)
+
+    def _add_card_scratch(self, agent: Any, regions: Sequence[Region]) -> None:
+        """Register memory for first writes of peers beside the regions on a card, if all are on one."""
+        placed = [(region, place(region)) for region in regions]
+        cards = {device for _, (segment, device) in placed if segment == VRAM}
+        if len(cards) != 1:
+            return
+        (card,) = cards
+        scratch = scratch_beside([region for region, (segment, _) in placed if segment == VRAM], card)
+        if scratch:
+            with contextlib.suppress(*self._library.errors):  # then the transport between cards stays unknown
+                agent.register_memory(row(scratch, NBYTES, card), VRAM)
+                self._card_scratch, self._card = scratch, card
 
     def _refused(self, segment: str, error: Exception) -> tuple[str, str]:
         """Why NIXL refused a region, and a hint. It says the same of all memory that its UCX does not know."""
@@ -197,7 +226,10 @@ class NixlBackend(PostingBackend[_Peer]):
             except self._library.errors as error:
                 what, version = "NIXL does not say how peers reach this agent", self._library.version
                 raise TransferError(what, cause=str(error), backend=self.name, library=version) from error
-        return Descriptor.of(self._link, self._library.version, SCRATCH.ctypes.data, metadata, boot_id()).encode()
+        version, scratch = self._library.version, SCRATCH.ctypes.data
+        on_card = self._card_scratch, self._card
+        found = Descriptor.of(self._link, version, scratch, metadata, boot_id(), on_card)
+        return found.encode()
 
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
         """Load a peer's metadata, and write a few bytes to the peer, which also connects its transports."""
@@ -210,15 +242,42 @@ class NixlBackend(PostingBackend[_Peer]):
             self._ledger.add(_Peer(peer, table))
         if self._timeout:
             self._greet(peer, offered.scratch)
-        near = offered.host in ("", boot_id())
-        dram = all(region.kind == "dram" for region in (*self._regions, *regions))
-        word = told(self._may, near=near, dram=dram, over_tcp=None)
-        if word == UNKNOWN and dram and self._timeout and "tcp" in self._may:
-            word = told(self._may, near=near, dram=dram, over_tcp=self._over_tcp(peer, offered.scratch))
+        words: dict[tuple[str, str], str] = {}
+        slow = False
+        for here in sorted(self._table.kinds):
+            for there in sorted(table.kinds):
+                words[here, there], over_tcp = self._word(peer, offered, here, there)
+                quick = words[here, there] in (CUDA, RDMA) or over_tcp is False
+                slow = slow or (VRAM in (here, there) and not quick)
         with self._lock:
             known = self._ledger.get(peer)
             if known is not None:
-                known.transport = word
+                known.words, known.slow = words, slow
+                # A component's memory is of the same kind on both sides, as a rule. `submit` notices other pairs.
+                alike = [word for (here, there), word in words.items() if here == there]
+                known.transport = "+".join(sorted(set(alike or words.values()))) or UNKNOWN
+
+    def _word(self, peer: str, offered: Descriptor, here: str, there: str) -> tuple[str, bool | None]:
+        """The transport between a kind of memory here and one at a peer, and whether a probe went over TCP. Blocks."""
+        near = offered.host in ("", boot_id())
+        cards = (here == VRAM) + (there == VRAM)
+        may = self._may_with_cards if cards else self._may
+        word = told(may, near=near, cards=cards, over_tcp=None)
+        mine = (self._card_scratch, self._card) if here == VRAM else (SCRATCH.ctypes.data, 0)
+        theirs = (offered.card_scratch, offered.card) if there == VRAM else (offered.scratch, 0)
+        if word != UNKNOWN or not self._timeout or TCP not in may or not mine[0] or not theirs[0]:
+            return word, None
+        over_tcp = self._over_tcp(peer, (here, *mine), (there, *theirs))
+        return told(may, near=near, cards=cards, over_tcp=over_tcp), over_tcp
+
+    def prompt_bytes_to(self, peer: str) -> int:
+        """See `statelink.backend.Backend.prompt_bytes_to`.
+
+        From or to a card, a post takes one call of CUDA for each block if `cuda_ipc` or a network card moves it. Where
+        UCX copies through the host, it waits for each piece of 8 KiB.
+        """
+        known = self._ledger.get(peer)
+        return 0 if known is not None and known.slow else self.capabilities.prompt_bytes
 
     @classmethod
     def transports(cls, options: Any) -> frozenset[str]:
@@ -236,7 +295,25 @@ class NixlBackend(PostingBackend[_Peer]):
             self._open()
             table = self._ledger.usable(peer).table
         ends = Ends.of(batch, self._table, table)
-        return self._post(peer, parts_of(ends, self._table, table))
+        parts = parts_of(ends, self._table, table)
+        if self._require:
+            self._check_pairs(peer, parts)
+        return self._post(peer, parts)
+
+    def _check_pairs(self, peer: str, parts: Sequence[Part]) -> None:
+        """Refuse blocks between two kinds of memory whose transport is not a required one."""
+        known = self._ledger.get(peer)
+        for part in parts:
+            word = UNKNOWN if known is None else known.words.get((part.near_segment, part.far_segment), UNKNOWN)
+            if word not in self._require:
+                raise TransferError(
+                    "the required transport does not carry bytes between these kinds of memory",
+                    cause=f"{' or '.join(sorted(self._require))} is required, and from {part.near_segment} here to "
+                    f"{part.far_segment} there it is {word}",
+                    hint="keep a component in the same kind of memory on both sides",
+                    backend=self.name,
+                    peer=peer,
+                )
 
     def close(self) -> None:
         """Destroy the agent: its threads, its connections and its registrations."""
@@ -350,28 +427,29 @@ class NixlBackend(PostingBackend[_Peer]):
             TransferError: The peer did not take the bytes.
         """
         for _ in range(self._threads.greetings):
-            self._probe(peer, scratch, self._threads.blocks, GREETING)
+            self._probe(peer, (DRAM, SCRATCH.ctypes.data, 0), (DRAM, scratch, 0), self._threads.blocks, GREETING)
 
-    def _over_tcp(self, peer: str, scratch: int) -> bool:
+    def _over_tcp(self, peer: str, near: Place, far: Place) -> bool:
         """Whether bytes to a peer use TCP. Makes a transfer, and compares it with the kernel's count of bytes over TCP.
 
         Bytes of other peers count, too. So a ``True`` may be wrong, but a ``False`` is right.
         """
+        self._probe(peer, near, far, 1, GREETING)  # what connects the two does not count
         before = sent_over_tcp()
-        self._probe(peer, scratch, PROBES, SCRATCH.nbytes)
-        return sent_over_tcp() - before >= PROBES * SCRATCH.nbytes // 2
+        self._probe(peer, near, far, PROBES, NBYTES)
+        return sent_over_tcp() - before >= PROBES * NBYTES // 2
 
-    def _probe(self, peer: str, scratch: int, rows: int, nbytes: int) -> None:
+    def _probe(self, peer: str, near: Place, far: Place, rows: int, nbytes: int) -> None:
         """Write to a peer's scratch memory, and wait.
 
         Raises:
             TransferError: The peer did not take the write.
         """
-        near = np.repeat(row(SCRATCH.ctypes.data, nbytes), rows, axis=0)
-        far = np.repeat(row(scratch, nbytes), rows, axis=0)
+        (here, *mine), (there, *theirs) = near, far
+        ours, others = (np.repeat(row(address, nbytes, device), rows, axis=0) for address, device in (mine, theirs))
         deadline = time.monotonic() + self._timeout
         try:
-            work = self._post(peer, [Part(DRAM, near, DRAM, far)])
+            work = self._post(peer, [Part(here, ours, there, others)])
         except TransferError as error:
             self.disconnect(peer)
             raise Descriptor.refused(peer, str(error.reason.cause)) from error

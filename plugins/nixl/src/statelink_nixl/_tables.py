@@ -11,14 +11,14 @@ import numpy.typing as npt
 
 from statelink.backend import Ends, Region, RegionTable, native
 
-__all__ = ["DRAM", "Descriptor", "Part", "Table", "parts_of", "place", "row"]
+__all__ = ["DRAM", "VRAM", "Descriptor", "Part", "Table", "parts_of", "place", "row"]
 
 U64 = npt.NDArray[np.uint64]
 
-DRAM = "DRAM"
+DRAM, VRAM = "DRAM", "VRAM"
 FEW = 500
 """Most elements of an array that numpy handles without letting go of the interpreter."""
-SEGMENTS = {"dram": DRAM, "cuda": "VRAM"}
+SEGMENTS = {"dram": DRAM, "cuda": VRAM}
 NAMES = tuple(SEGMENTS.values())
 
 
@@ -32,6 +32,8 @@ class Descriptor(native.Descriptor, frozen=True, array_like=True):
         checksum: Checksum of the metadata. Damaged metadata harms NIXL: the part that it loaded before it noticed
             stays, and it can never load the named agent again.
         host: Identifies its host.
+        card_scratch: Address of a few bytes on a card that peers may overwrite; 0 if there are none.
+        card: The card.
     """
 
     BACKEND = "nixl"
@@ -42,16 +44,22 @@ class Descriptor(native.Descriptor, frozen=True, array_like=True):
     metadata: bytes
     checksum: bytes
     host: str = ""
+    card_scratch: int = 0
+    card: int = 0
 
     @classmethod
-    def of(cls, link: str, library: str, scratch: int, metadata: bytes, host: str = "") -> Descriptor:
-        """The descriptor of an agent here."""
-        return cls(cls.FORMAT, link, library, scratch, metadata, _checksum(metadata), host)
+    def of(
+        cls, link: str, library: str, scratch: int, metadata: bytes, host: str = "", on_card: tuple[int, int] = (0, 0)
+    ) -> Descriptor:
+        """The descriptor of an agent here. ``on_card``: the address of its bytes on a card, and the card."""
+        return cls(cls.FORMAT, link, library, scratch, metadata, _checksum(metadata), host, *on_card)
 
     def check(self) -> None:
         """See `statelink.backend.native.Descriptor.check`."""
         if not 0 < self.scratch < 1 << 64:
             raise ValueError(f"has the address {self.scratch}")
+        if not (0 <= self.card_scratch < 1 << 64 and 0 <= self.card < 1 << 16):
+            raise ValueError(f"has the address {self.card_scratch} on card {self.card}")
         if self.checksum != _checksum(self.metadata):
             raise ValueError("is damaged: the checksum of the metadata differs")
 
@@ -59,7 +67,7 @@ class Descriptor(native.Descriptor, frozen=True, array_like=True):
 class Table(RegionTable):
     """A region table as columns, in NIXL's terms."""
 
-    __slots__ = ("device", "devices", "segment", "segments")
+    __slots__ = ("device", "devices", "kinds", "segment", "segments")
 
     def __init__(self, regions: Sequence[Region]) -> None:
         super().__init__(regions, "nixl")
@@ -70,6 +78,8 @@ class Table(RegionTable):
         """The device of all regions, if there is only one."""
         self.segments = np.array([NAMES.index(segment) for segment, _ in places], np.uint8)
         distinct = {segment for segment, _ in places}
+        self.kinds = frozenset(distinct)
+        """The kinds of memory of all regions."""
         self.segment = distinct.pop() if len(distinct) == 1 else None
         """The kind of memory of all regions, if there is only one. Then blocks need no sorting."""
 

@@ -41,13 +41,16 @@ ACKED, SENT = 120, 200
 """Where ``struct tcp_info`` has ``tcpi_bytes_acked`` and, since Linux 4.19, ``tcpi_bytes_sent``."""
 
 
-def possible(options: Options, environment: Mapping[str, str] = os.environ) -> frozenset[str]:
-    """The transports that UCX may use on this machine; empty if another NIXL backend may carry the bytes."""
+def possible(options: Options, environment: Mapping[str, str] = os.environ, *, card: bool = False) -> frozenset[str]:
+    """The transports that UCX may use on this machine; empty if another NIXL backend may carry the bytes.
+
+    ``card``: whether there certainly is a graphics card, since memory of it was registered.
+    """
     if list(options.backends) != ["UCX"]:
         return frozenset()
     found = _of_setting(options.ucx.get("TLS", environment.get("UCX_TLS", "all")))
     found -= set() if rdma_devices() else {RDMA}
-    return found if on_machine("/dev/nvidiactl").exists() else found - {CUDA}
+    return found if card or on_machine("/dev/nvidiactl").exists() else found - {CUDA}
 
 
 def leaves_out_cuda(options: Options, environment: Mapping[str, str] = os.environ) -> str:
@@ -81,22 +84,24 @@ def has_card() -> bool:
     return False
 
 
-def told(may: frozenset[str], *, near: bool, dram: bool, over_tcp: bool | None) -> str:
-    """The one transport that is left, or `UNKNOWN`.
+def told(may: frozenset[str], *, near: bool, cards: int, over_tcp: bool | None) -> str:
+    """The one transport that is left between two kinds of memory, or `UNKNOWN`.
 
     Args:
         may: The transports that UCX may use here.
         near: Whether the peer may be on this host.
-        dram: Whether all memory of both sides is host memory.
-        over_tcp: Whether a probe of host memory went over TCP; ``None`` if nobody looked.
+        cards: How many of the two ends are memory of a card.
+        over_tcp: Whether a probe between the same kinds went over TCP; ``None`` if nobody looked.
     """
     left = set(may)
     if not near:
         left -= {SHM, CUDA}
-    if dram:
-        left -= {CUDA}
-        if over_tcp is not None:
-            left = left & {TCP} if over_tcp else left - {TCP}
+    if cards < 2:
+        left -= {CUDA}  # it needs memory of cards on both sides
+    else:
+        left -= {SHM}  # these are ways into the host memory of another process
+    if over_tcp is not None:
+        left = left & {TCP} if over_tcp else left - {TCP}
     return left.pop() if len(left) == 1 else UNKNOWN
 
 

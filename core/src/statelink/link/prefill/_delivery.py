@@ -146,7 +146,7 @@ class Delivery:
         if self._pusher.open_hooks() and self._context.config.verify == "off":
             limits = self._context.backend.capabilities
             self._never_blocks = limits.submit_mode is SubmitMode.ASYNC and limits.ends_unpolled
-            self._prompt_bytes = limits.prompt_bytes
+            self._prompt_bytes = min(limits.prompt_bytes, self._context.backend.prompt_bytes_to(self.rank.name))
 
     def start(self, push: Push, then: Callable[[Delivery, PushResult], None]) -> None:
         """Move a push after those before it. ``then`` is called on the control thread with the result."""

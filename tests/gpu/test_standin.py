@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -126,3 +127,16 @@ def test_the_transport_of_memory_of_a_card_is_known(run: Run, sides: tuple[str, 
     ran = run("-m", "tools.card.link", *sides, *SHORT, STANDIN_GPU_KIND=kind)
     assert ran.status == 0, ran.output
     assert ran.answer("transport, as the report says") == word
+
+
+@pytest.mark.parametrize("kind", [PLAIN, POOL], ids=["plain", "pool"])
+def test_doctor_says_how_fast_memory_of_a_card_moves(run: Run, kind: str) -> None:
+    """Slow memory is a problem. How fast the stand-in is says nothing."""
+    ran = run("-m", "tools.card.doctor", STANDIN_GPU_KIND=kind)
+    (found,) = [said for what, said in ran.answers.items() if what.endswith("loopback transfer")]
+    verdict, _, text = found.partition(": ")
+    told = re.search(r"ms \((\d+\.\d) GB/s\), every byte right", text)
+    assert told is not None, found
+    assert (verdict == "problem") is (float(told[1]) < 2.0)
+    assert kind != POOL or verdict == "problem"
+    assert f"transport: {'cuda_ipc' if kind == PLAIN else 'unknown'}" in text

@@ -67,6 +67,43 @@ def test_there_and_back(pools: Pools, width: int) -> None:
         np.testing.assert_array_equal(pools.read(source), array)
 
 
+@pytest.mark.parametrize("gap", [0, 1 << 12, 5])
+def test_arrays_at_equal_distances_take_one_view(monkeypatch: pytest.MonkeyPatch, gap: int) -> None:
+    """Those of many layers often lie in one allocation. Others take a view each."""
+    rows, width, arrays = 6, 16, 8
+    step = rows * width + gap
+    whole = np.random.default_rng(gap).integers(0, 256, arrays * step + 64, np.uint8)
+    starts = [number * step for number in range(arrays)]
+    uneven = [*starts[:4], *(start + 3 for start in starts[4:])]
+    views: list[int] = []
+    view = TorchMemory._view
+
+    def counted(memory: TorchMemory, array: Any) -> Any:
+        views.append(1)
+        return view(memory, array)
+
+    monkeypatch.setattr(TorchMemory, "_view", counted)
+    chosen = np.array([5, 0, 3])
+    for placed, count in ((starts, 1), (uneven, 2)):
+        memory = TorchMemory(torch, "cpu", 1 << 12)
+        tile = Places(np.array([whole.ctypes.data + start for start in placed], np.uint64), chosen, width)
+        views.clear()
+        memory.pack([tile], 0)
+        assert len(views) == count
+        packed = np.array(memory._bytes[: arrays * len(chosen) * width].numpy()).reshape(arrays, len(chosen), width)
+        expected = [whole[start : start + rows * width].reshape(rows, width)[chosen] for start in placed]
+        np.testing.assert_array_equal(packed, expected)
+
+
+def test_torch_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*told: Any) -> None:
+        raise AssertionError("Torch not compiled with CUDA enabled")
+
+    monkeypatch.setattr("statelink.staged._memory.TorchMemory", refuse)
+    with pytest.raises(UnsupportedError, match=r"cannot be staged.*Torch not compiled with CUDA"):
+        staging_memory("cuda:0", 100)
+
+
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(staging_memory("dram", 100), HostMemory)
     with pytest.raises(UnsupportedError, match="memory of kind 'npu:0' cannot be staged"):

@@ -94,6 +94,10 @@ def cuda(*pieces: Piece, status: int = 0, lacks: Sequence[str] = (), below: int 
         "cuPointerGetAttribute": c(attribute, POINTER, UINT, ctypes.c_uint64),
         "cuMemRetainAllocationHandle": c(retain, POINTER, POINTER),
         "cuMemRelease": c(release, ctypes.c_uint64),
+        "cuDeviceGet": c(lambda place, number: 0, POINTER, ctypes.c_int),
+        "cuDevicePrimaryCtxRetain": c(lambda place, number: 0, POINTER, ctypes.c_int),
+        "cuCtxSetCurrent": c(lambda context: 0, POINTER),
+        "cuDeviceGetAttribute": c(lambda place, which, number: 1, POINTER, ctypes.c_int, ctypes.c_int),
         "held": held,
     }
     return SimpleNamespace(**{name: each for name, each in functions.items() if name not in lacks})

@@ -122,9 +122,18 @@ def test_virtual_memory_is_followed_piece_by_piece() -> None:
     assert f"byte {4 * MIB - 5} of it is memory that it does not know" in error.reason.cause
 
 
-@pytest.mark.parametrize("status", [3, 4, 201])
+def test_a_driver_that_has_not_started_has_no_memory() -> None:
+    """Or the process was forked from one that had started it. Host memory is no business of it."""
+    _, region = host()
+    checked(region, drivers=[cuda(status=3)])
+    error = refusal(state.Region(BASE, MIB, "cuda:0"), region, drivers=[cuda(status=3)])
+    assert "has not started in this process" in error.reason.cause
+    assert "before this process was forked" in error.hint
+
+
+@pytest.mark.parametrize("status", [4, 201])
 def test_a_driver_that_cannot_answer(status: int) -> None:
-    """It was not started, or the process was forked: nothing is claimed."""
+    """Nothing is claimed."""
     array, region = host()
     found = checked(state.Region(BASE, MIB, "cuda:0"), region, drivers=[cuda(status=status)])
     assert {kind: known["checked"] for kind, known in found.summary().items()} == {

@@ -1,0 +1,46 @@
+"""The whole kit, and each part of a first run on a card, over the stand-in GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tools.gpu import QUICK
+
+if TYPE_CHECKING:
+    from tests.gpu.standin import Standin
+
+pytestmark = pytest.mark.soak
+
+HERE = Path(__file__).parent
+NEED_TORCH = {"tests", "A", "C", "D"}
+"""Parts whose memory is torch's: tests of torch's tensors, and benchmarks."""
+
+
+def environment(standin: Standin) -> dict[str, str]:
+    paths = [str(HERE / "torches" / "standin"), *filter(None, sys.path)]
+    return {**standin.environment(), "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def test_every_part_of_a_first_run(standin: Standin, tmp_path: Path) -> None:
+    parts = [name for name in QUICK if name not in NEED_TORCH]
+    words = ("-m", "tools.gpu", "--quick", "--seconds", "900", "--out", str(tmp_path), "--part", *parts)
+    done = subprocess.run([sys.executable, *words], env=environment(standin), cwd=HERE.parents[1], check=False)
+    said = [json.loads(line) for line in (tmp_path / "quick.jsonl").read_text().splitlines()]
+    statuses = {each["part"]: each["value"] for each in said if each["what"] == "status"}
+    assert statuses == dict.fromkeys(parts, "passed")
+    assert done.returncode == 0
+
+
+def test_the_whole_kit(standin: Standin) -> None:
+    words = ("-c", "from statelink_command import main; main()", "conform", "nixl", "--memory", "cuda:0")
+    given = ("--allocator", "tools.card.allocator:Memory", "--require")
+    done = subprocess.run(
+        [sys.executable, *words, *given], env=environment(standin), cwd=HERE.parents[1], text=True, check=False
+    )
+    assert done.returncode == 0

@@ -40,7 +40,7 @@ from statelink.backend import (
 from statelink.backend.native import Ledger, Posted, PostingBackend, Remote, rdma_devices, unregistered
 from statelink.errors import BackendUnavailableError, TransferError
 
-from ._card import NBYTES, scratch_beside
+from ._card import CARD_SCRATCH_BYTES, scratch_beside
 from ._diagnosis import diagnose
 from ._library import SCRATCH, Library
 from ._options import Options
@@ -202,7 +202,7 @@ class NixlBackend(PostingBackend[_Peer]):
         scratch = scratch_beside([region for region, (segment, _) in placed if segment == VRAM], card)
         if scratch:
             with contextlib.suppress(*self._library.errors):  # then the transport between cards stays unknown
-                agent.register_memory(row(scratch, NBYTES, card), VRAM)
+                agent.register_memory(row(scratch, CARD_SCRATCH_BYTES, card), VRAM)
                 self._card_scratch, self._card = scratch, card
 
     def _refused(self, segment: str, error: Exception) -> tuple[str, str]:
@@ -436,8 +436,8 @@ class NixlBackend(PostingBackend[_Peer]):
         """
         self._probe(peer, near, far, 1, GREETING)  # what connects the two does not count
         before = sent_over_tcp()
-        self._probe(peer, near, far, PROBES, NBYTES)
-        return sent_over_tcp() - before >= PROBES * NBYTES // 2
+        self._probe(peer, near, far, PROBES, CARD_SCRATCH_BYTES)
+        return sent_over_tcp() - before >= PROBES * CARD_SCRATCH_BYTES // 2
 
     def _probe(self, peer: str, near: Place, far: Place, rows: int, nbytes: int) -> None:
         """Write to a peer's scratch memory, and wait.

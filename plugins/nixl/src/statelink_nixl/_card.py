@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from statelink.backend import Region
 
-__all__ = ["NBYTES", "scratch_beside"]
+__all__ = ["CARD_SCRATCH_BYTES", "scratch_beside"]
 
-NBYTES = 4096
+CARD_SCRATCH_BYTES = 4096
 IPC_CAPABLE = 10
 """``CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE``: memory of ``cudaMalloc`` alone."""
 
@@ -56,6 +56,6 @@ def _allocate(driver: Any, device: int) -> int:
         return 0
     if driver.cuCtxPushCurrent_v2(context):
         return 0
-    status = driver.cuMemAlloc_v2(byref(address), c_size_t(NBYTES))
+    status = driver.cuMemAlloc_v2(byref(address), c_size_t(CARD_SCRATCH_BYTES))
     driver.cuCtxPopCurrent_v2(byref(c_void_p()))
     return 0 if status else int(address.value)

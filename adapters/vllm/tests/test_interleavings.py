@@ -110,6 +110,30 @@ def test_prefill_keeps_the_state_of_a_request_that_waits_for_blocks(model: Path)
     assert [target.ended[name].why for name in pair.requests] == ["length", "length"]
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_blocks_that_a_step_under_way_writes_to_are_given_to_nobody(model: Path, ahead: bool) -> None:
+    """A peer's write is not ordered behind that step. Where the scheduler runs ahead, vLLM defers such blocks."""
+    pair = pair_of(model, ("full",), blocks=(4, 4), spare=(9, 9), ahead=ahead)
+    source, target = pair.engines
+    pair.request(0, 21)
+    while not target.ended and not target.scheduler.running:
+        for engine in (source, target):
+            engine.step()
+        pair.route()
+        arrives(pair)
+    (running,) = target.scheduler.running
+    target.launch()
+    free = target.pool.get_num_free_blocks()
+    target.abort(running.request_id)
+    assert target.scheduler.defer_block_free is ahead
+    assert (target.pool.get_num_free_blocks() == free) is ahead
+    target.land()
+    for _ in range(3):  # vLLM gives them back with a later step
+        for engine in (source, target):
+            engine.step()
+    assert target.pool.get_num_free_blocks() > free
+
+
 @pytest.mark.parametrize("ranks", [(1, 1), (2, 2)])
 def test_a_block_without_the_tokens_in_front_of_a_window_serves_no_other_request(
     model: Path, ranks: tuple[int, int]

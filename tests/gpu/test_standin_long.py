@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.soak
 
 HERE = Path(__file__).parent
-NEED_TORCH = {"tests", "A", "C", "D"}
-"""Parts whose memory is torch's: tests of torch's tensors, and benchmarks."""
+NEED_TORCH = {"tests"}
+"""Tests of torch itself. `make test` has those that need no card."""
 
 
 def environment(standin: Standin) -> dict[str, str]:

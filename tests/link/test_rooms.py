@@ -156,6 +156,7 @@ def test_pushes_that_do_not_fit(pair: Pair) -> None:
         reason = error.value.reason
         assert text in f"{reason.what}: {reason.cause}", (counts, named)
         assert reason.who == {"room": str(case.room), "backend": pair.backend}
+        assert ("did you mean 'kv'?" in reason.hint) is ("kvv" in counts)
     with pytest.raises(RoomError, match=r"begins at 0 and ends at 200: name span=\(first, last\) in a push of a part"):
         sending.push({"kv": list(range(5))})
     for bad in ([48] * 13, [-1] * 13, np.arange(13.0), np.zeros((13, 1), int)):

@@ -28,8 +28,8 @@ class Handle:
 
 def table_of(rooms: int) -> tuple[RoomTable, list[tuple[Any, Handle]]]:
     hooks = SimpleNamespace(hook=SimpleNamespace(statelink_room_ended=None))
-    config = SimpleNamespace(max_pushes=1, max_rooms=rooms)
-    context: Any = SimpleNamespace(config=config, hooks=hooks)
+    config = SimpleNamespace(max_rooms=rooms)
+    context: Any = SimpleNamespace(config=config, hooks=hooks, loop=None)
     table = RoomTable(context)
     made: list[tuple[Any, Handle]] = []
     for room in range(1, rooms + 1):

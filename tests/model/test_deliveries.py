@@ -46,8 +46,9 @@ def delivery(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> Delivery:
     limits = SimpleNamespace(submit_mode=SubmitMode.ASYNC, ends_unpolled=True, prompt_bytes=0)
     context: Any = SimpleNamespace(
         config=SimpleNamespace(verify="off"),
-        backend=SimpleNamespace(capabilities=limits),
+        backend=SimpleNamespace(capabilities=limits, prompt_bytes_to=lambda peer: limits.prompt_bytes),
         workers=SimpleNamespace(moves=threads),
+        loop=SimpleNamespace(),
         post=lambda job: job(),
     )
     rank: Any = SimpleNamespace(name="d", joint=None, exited=False)
@@ -63,7 +64,7 @@ def test_transfers_that_do_not_end_are_polled_by_one_chain(delivery: Delivery) -
     pauses: list[Any] = []
     context: Any = delivery._context
     context.workers.poll = lambda key, transfers, then: polls.append(then)
-    context.after = lambda seconds, job: pauses.append(job)
+    context.loop.after = lambda seconds, job: pauses.append(job)
     delivery.in_flight._running = [Transfer()]
 
     def look() -> None:

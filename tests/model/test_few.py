@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from random import Random
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,9 +12,10 @@ import pytest
 
 from statelink import state
 from statelink.backend import Ranges, _ranges
-from statelink.link.decode import _part
+from statelink.errors import StatelinkError
+from statelink.link.decode import _part, _role
 from statelink.link.decode._part import Grantable
-from statelink.plan import Items, compile_pair, route
+from statelink.plan import Items, _items, compile_pair, pushed, route
 
 if TYPE_CHECKING:
     from statelink.plan import PairPlan
@@ -136,3 +139,31 @@ def test_few_granted_ranges_are_those_that_many_would_be(random: Random, monkeyp
             }
             ranges = zip(few[0].tolist(), few[1].tolist(), strict=True)
             assert {at for low, nbytes in ranges for at in range(low, low + nbytes)} == named
+
+
+@pytest.mark.parametrize("given", [[3], [0, 1, 2], [2, 0, 1], [1, 1], [-1], [4, 99], [True, 2], list(range(40))])
+def test_few_indices_are_looked_at_as_many_would_be(given: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = np.zeros((50, 4, 2, 8), np.uint8)
+    component = state.describe("few", [state.kv_pages({0: (pages, pages.copy())}, heads=2)]).component("kv")
+
+    def looked_at() -> str:
+        try:
+            found = pushed(component, 4 * max(1, len(given)), 0, (0, 4 * len(given)), given)
+        except StatelinkError as error:
+            return str(error.reason)
+        return repr((found.ids.tolist(), found.ids.dtype, found.first))
+
+    few = looked_at()
+    monkeypatch.setattr(_items, "INDICES_ONE_BY_ONE", -1)
+    assert looked_at() == few
+
+
+@pytest.mark.parametrize("at_once", [1, 64])
+def test_numbers_of_uses_are_drawn_alike(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above zero, of 62 bits, and never the same."""
+    monkeypatch.setattr(_role, "GENERATIONS_AT_ONCE", at_once)
+    role: Any = SimpleNamespace(_generations=deque())
+    drawn = [_role.DecodeRole._draw_generation(role) for _ in range(1000)]
+    assert len(set(drawn)) == 1000
+    assert all(0 < each <= 1 << 62 for each in drawn)
+    assert max(drawn) > 1 << 60

@@ -110,8 +110,8 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         take_back_after: Seconds after which decode gives back the memory of a failed room without proof that it has
             quiesced. ``None``, the default, waits for proof, because silence never proves death.
         verify: ``digest`` compares a digest of every component, as sent and as arrived, before a room succeeds. It
-            needs host memory, ``statelink[verify]``, and the same setting on both sides. ``off``, the default, costs
-            nothing.
+            needs host memory or memory of CUDA, ``statelink[verify]``, and the same setting on both sides. ``off``, the
+            default, costs nothing.
         staging: Options of staging. ``None``, the default, moves everything directly. Both sides stage the same
             components; sizes may differ.
         telemetry: What is told to other libraries, by name, each with a table of its options: ``prometheus``,

@@ -22,7 +22,7 @@ def traced(*arguments: str) -> tuple[list[str], str]:
 
 def test_the_reading_path_names_the_files_that_a_push_passes() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
-    path = text.partition("`python -m tools.push_trace` lists")[2].partition("A request of several pushes")[0]
+    path = text.partition("`python -m tools.push_trace` lists")[2].partition("A push that")[0]
     named = re.findall(r"`([\w/]+\.py)`", path)
     files, last = traced()
     assert set(named) <= set(files)

@@ -36,7 +36,7 @@ def test_the_interpreter_is_kept() -> None:
 
 def test_without_the_c_library() -> None:
     """Everything that the channel's tests check also holds for pyzmq's own calls."""
-    quietly = ["-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    quietly = ["-q", "--timeout=60", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
     command = [sys.executable, "-m", "tests.wire.unkept", *quietly, "tests/wire/test_channel.py"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -78,8 +79,14 @@ class Releases:
 
 @contextmanager
 def spinning() -> Iterator[Spinner]:
-    """A spinner beside the block. Meanwhile, no thread takes the interpreter from one that keeps it."""
+    """A spinner beside the block. Meanwhile, no thread takes the interpreter from one that keeps it.
+
+    Nothing is collected, either: what an earlier test left behind may close a file, which lets go of the interpreter.
+    """
     interval, made = sys.getswitchinterval(), Spinner()
+    gc.collect()
+    collects = gc.isenabled()
+    gc.disable()
     thread = threading.Thread(target=made.run, daemon=True)
     sys.setswitchinterval(3600)
     try:
@@ -90,3 +97,5 @@ def spinning() -> Iterator[Spinner]:
         made.stop = True
         sys.setswitchinterval(interval)
         thread.join()
+        if collects:
+            gc.enable()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import random
 import signal
 import socket
 import subprocess
@@ -33,13 +35,19 @@ SERVER, PREFILL, DECODE, STRANGE = ({"public": public, "secret": secret} for pub
 _rooms = itertools.count(90_000)
 
 
+def unused_port() -> int:
+    """A port below those that the system gives to others, so that nobody takes it before the server does."""
+    for port in random.sample(range(20000, 30000), 100):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("a hundred ports are in use")
+
+
 class Served:
     """``statelink rendezvous`` in a process of its own, at one address however often it starts."""
 
     def __init__(self, *options: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
-        self._options = ["--listen", f"tcp://127.0.0.1:{port}", "--lifetime", "2", *options]
+        self._options = ["--listen", f"tcp://127.0.0.1:{unused_port()}", "--lifetime", "2", *options]
         self.address = ""
         self.start()
 

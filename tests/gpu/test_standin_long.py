@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.soak
 
 HERE = Path(__file__).parent
+KEEPS_SOCKETS = {"test_connecting_often_leaves_nothing_behind", "test_connecting_again_leaves_nothing_behind"}
 NEED_TORCH = {"tests"}
 """Tests of torch itself. `make test` has those that need no card."""
 
@@ -38,9 +39,19 @@ def test_every_part_of_a_first_run(standin: Standin, tmp_path: Path) -> None:
 
 
 def test_the_whole_kit(standin: Standin) -> None:
-    words = ("-c", "from statelink_command import main; main()", "conform", "nixl", "--memory", "cuda:0")
+    """As over host memory, where NIXL keeps a socket or two of every remote agent that was removed."""
+    words = ("-c", "from statelink_command import main; main()", "conform", "nixl", "--memory", "cuda:0", "--json")
     given = ("--allocator", "tools.card.allocator:Memory", "--require")
     done = subprocess.run(
-        [sys.executable, *words, *given], env=environment(standin), cwd=HERE.parents[1], text=True, check=False
+        [sys.executable, *words, *given],
+        env=environment(standin),
+        cwd=HERE.parents[1],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
     )
-    assert done.returncode == 0
+    (run,) = json.loads(done.stdout[done.stdout.index("{\n") :])["runs"]
+    verdicts = {clause["name"].rpartition("::")[2]: clause["verdict"] for clause in run["clauses"]}
+    failed = {name for name, verdict in verdicts.items() if verdict in ("failed", "deviates")}
+    assert failed <= KEEPS_SOCKETS
+    assert sum(verdict == "passed" for verdict in verdicts.values()) > 100

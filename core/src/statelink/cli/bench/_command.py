@@ -255,18 +255,16 @@ def _serve(
 
 @contextlib.contextmanager
 def _until_signal(server: Server) -> Iterator[None]:
-    """Within the block, SIGINT and SIGTERM end it. Neither is an error."""
+    """Within the block, SIGINT and SIGTERM end the server's answers. Neither is an error.
 
-    def end(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, end)
+    They raise nothing: Python ignores what a handler raises inside a ``__del__`` or a weak reference's callback.
+    """
+    before = {each: signal.signal(each, lambda *_: server.stop()) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
-    except KeyboardInterrupt:
-        pass
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
         server.close()
 
 

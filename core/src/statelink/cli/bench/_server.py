@@ -70,6 +70,7 @@ class Server:
         self._side: Local | None = None
         self._asked: _Asked | None = None
         self._session, self._heard = "", 0.0
+        self._stops = False
         self._context: zmq.Context[Any] = zmq.Context()
         self._gate = Gate(self._context, keys.allow) if keys is not None else None
         self._socket = self._context.socket(zmq.ROUTER)
@@ -89,9 +90,13 @@ class Server:
         self.address = str(Endpoint(f"tcp://{shown}:{port}", keys.public if keys is not None else ""))
         """Where benchmarks reach it, with its key."""
 
+    def stop(self) -> None:
+        """Let `serve` return, soon. Never blocks; a handler of a signal may call it."""
+        self._stops = True
+
     def serve(self) -> None:
-        """Answer until the process is interrupted."""
-        while True:
+        """Answer until `stop` is called."""
+        while not self._stops:
             watched: list[Any] = [self._socket]
             if self._gate is not None:
                 watched.append(self._gate.socket)

@@ -114,6 +114,30 @@ def test_what_is_left(
 
 @needs_nixl
 @pytest.mark.parametrize(
+    ("tls", "kind", "prompt"),
+    [
+        ("all", "dram", True),
+        ("rc,cuda_copy", "cuda:0", True),  # a network card reads the memory itself
+        ("tcp,cuda_copy", "cuda:0", False),
+        ("all", "cuda:0", False),  # nobody knows
+    ],
+)
+def test_what_may_be_slow_is_not_posted_where_messages_wait(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, tls: str, kind: str, prompt: bool
+) -> None:
+    """Bytes of a card that UCX copies through the host, piece by piece, keep the thread that posts them."""
+    put(machine, RDMA, "4: ACTIVE")
+    put(machine, "dev/nvidiactl")
+    stub.installed(monkeypatch)
+    regions = (Region(4096, 10, kind),)
+    backend = stub.pair(regions, regions, {"ucx": {"TLS": tls}, "connect_timeout": 0})
+    declared = NixlBackend.capabilities.prompt_bytes
+    assert declared > 0
+    assert backend.prompt_bytes_to("far") == (declared if prompt else 0)
+
+
+@needs_nixl
+@pytest.mark.parametrize(
     ("tls", "word"),
     [
         ("tcp", "tcp"),  # named

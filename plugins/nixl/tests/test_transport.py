@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from plugins.nixl.tests import stub
 from plugins.nixl.tests.test_package import needs_nixl
 from tests.helpers.backend_peer import Memory, Peer, make
 
-from statelink.backend import Region, Verdict
+from statelink.backend import BackendContext, Batch, Blocks, Region, Verdict
+from statelink.errors import TransferError
 from statelink.testing import bare_machine
 from statelink_nixl import NixlBackend, Options
 
@@ -134,6 +136,32 @@ def test_what_may_be_slow_is_not_posted_where_messages_wait(
     declared = NixlBackend.capabilities.prompt_bytes
     assert declared > 0
     assert backend.prompt_bytes_to("far") == (declared if prompt else 0)
+
+
+@needs_nixl
+def test_a_required_transport_holds_between_any_two_kinds_of_memory(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two hosts' memories one transport is left, and between two cards of a host two are."""
+    put(machine, RDMA, "4: ACTIVE")
+    put(machine, "dev/nvidiactl")
+    agent, regions = stub.installed(monkeypatch), (Region(4096, 4096), Region(12288, 4096, "cuda:0"))
+    options = Options(ucx={"TLS": "rc,cuda"}, connect_timeout=0)
+    near = NixlBackend(BackendContext(options=options, link="near", require=frozenset({"rdma"})))
+    far = make(NixlBackend, "far", {"ucx": {"TLS": "rc,cuda"}, "connect_timeout": 0})
+    near.register(regions)
+    near.connect("far", far.descriptor(), regions)
+
+    def batch(address: int, region: int) -> Batch:
+        place, one = np.array([address], np.uint64), np.array([1], np.uint64)
+        at = np.array([region], np.uint32)
+        return Batch(Blocks(place, place.copy(), one, at, at.copy()), 1, 1)
+
+    assert near.submit("far", batch(4096, 0)).outcome is not None
+    moved = len(agent.moved)
+    with pytest.raises(TransferError, match=r"rdma is required, and from VRAM here to VRAM there it is unknown"):
+        near.submit("far", batch(12288, 1))
+    assert len(agent.moved) == moved
 
 
 @needs_nixl

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { COPY, FILL, RAISE, CALL, WAIT };
+enum { COPY, RAISE, CALL, WAIT };
 enum { LEGACY_STREAMS = 16 };  // small numbers stand for the streams that every context has
 
 typedef void (*Callback)(Stream *, Result, void *);
@@ -14,7 +14,6 @@ typedef struct Work {
     struct Work *next;
     int kind;
     Address target, source;
-    int byte;
     size_t nbytes;
     long microseconds;  // waits before
     Callback callback;
@@ -51,7 +50,6 @@ static void run(Stream *stream, Work *work) {
     sleep_for(work->microseconds);
     switch (work->kind) {
     case COPY: memmove(reachable(work->target), reachable(work->source), work->nbytes); break;
-    case FILL: memset(reachable(work->target), work->byte, work->nbytes); break;
     case RAISE: __atomic_store_n(&work->event->reached, work->turn, __ATOMIC_RELEASE); break;
     case CALL: work->callback(stream, OK, work->given); break;
     case WAIT:
@@ -236,10 +234,4 @@ API Result cuMemcpyHtoD_v2(Address target, const void *source, size_t nbytes) {
 
 API Result cuMemcpyDtoH_v2(void *target, Address source, size_t nbytes) {
     return cuMemcpy((Address)target, source, nbytes);
-}
-
-// Not of the real driver: a kernel that begins late, and sets bytes.
-API Result standinFill(Stream *stream, Address target, int byte, size_t nbytes, long microseconds) {
-    STARTED;
-    return enqueue(stream, (Work){.kind = FILL, .target = target, .byte = byte, .nbytes = nbytes, .microseconds = microseconds});
 }

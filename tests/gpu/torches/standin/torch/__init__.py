@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 uint8, int16, int64, float32 = map(np.dtype, (np.uint8, np.int16, np.int64, np.float32))
-calls: list[str] = []
-"""The name of the thread and of each kernel or view."""
 
 _driver = ctypes.CDLL("libcuda.so.1")
 _driver.cuInit(0)
@@ -31,10 +29,6 @@ def _call(name: str, *arguments: Any) -> None:
     status = getattr(_driver, name)(*arguments)
     if status:
         raise RuntimeError(f"{name}: CUDA error {status}")
-
-
-def _note(what: str) -> None:
-    calls.append(f"{threading.current_thread().name}: {what}")
 
 
 def _current_device() -> int:
@@ -213,7 +207,6 @@ def as_tensor(array: Any, device: Any) -> Tensor:
     said = getattr(array, "__cuda_array_interface__", None)
     if said is None:
         return _Host(array).to(device)  # type: ignore[no-any-return]
-    _note("view")
     return Tensor(said["data"][0], said["shape"], said["strides"], np.dtype(said["typestr"]), device)
 
 
@@ -228,7 +221,6 @@ def _stream() -> Any:
 def _rows(what: str, tensor: Tensor, dim: int, rows: Tensor, packed: Tensor) -> None:
     assert dim == 1
     assert tensor.dtype == packed.dtype
-    _note(what)
     _use(packed.device.index)
     width = tensor.shape[2] * tensor.dtype.itemsize
     for array in range(tensor.shape[0]):

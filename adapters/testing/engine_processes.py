@@ -40,11 +40,13 @@ class OwnProcess:
         self, name: str, folder: Path, command: Sequence[str], environment: Mapping[str, str], **pipes: Any
     ) -> None:
         self.name, self.log = name, folder / f"{name}.log"
-        self._file = self.log.open("ab")
-        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": self._file, "stderr": self._file, **pipes}
-        self._process = subprocess.Popen(
-            command, env={**os.environ, **environment}, start_new_session=True, text=True, **streams
-        )
+        self._process = self._start(command, {**os.environ, **environment}, pipes)
+
+    def _start(self, command: Sequence[str], environment: dict[str, str], pipes: dict[str, Any]) -> Any:
+        """Start the process, as the leader of a process group. Returns a `subprocess.Popen`, or what is like one."""
+        with self.log.open("ab") as file:
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file, **pipes}
+            return subprocess.Popen(command, env=environment, start_new_session=True, text=True, **streams)
 
     @property
     def running(self) -> bool:
@@ -69,7 +71,10 @@ class OwnProcess:
     def stop(self) -> None:
         """Stop every thread of it, as a machine that hangs does. Returns when they stand still."""
         os.killpg(self._process.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        with open(f"/proc/{self._process.pid}/stat", "rb", buffering=0) as stat:
+            while stat.read().rpartition(b") ")[2][:1] not in b"TtZX":
+                time.sleep(0.001)
+                stat.seek(0)
 
     def go_on(self) -> None:
         """Let it run again."""
@@ -80,7 +85,6 @@ class OwnProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(60)
-        self._file.close()
 
 
 class Answer(NamedTuple):

@@ -44,7 +44,7 @@ def pairs(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dic
         for backend in BACKENDS:
             if not _problem(backend):
                 config = {"backend": backend, "verify": "digest"}
-                made[backend] = Pair(tmp_path_factory.mktemp(backend), llama, config, common=common)
+                made[backend] = Pair(tmp_path_factory.mktemp(backend), llama, config, common=common, ordinary=True)
         yield made
     finally:
         for pair in made.values():

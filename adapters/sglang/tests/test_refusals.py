@@ -83,7 +83,7 @@ def started(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[d
             arguments += ["--disaggregation-mode", wrong.role, "--disaggregation-transfer-backend", "statelink"]
             arguments += ["--disaggregation-decode-retraction-backup", "cpu_tensor"]
             arguments += ["--disaggregation-bootstrap-port", port if wrong.role == "prefill" else str(free_port())]
-            servers[name] = Server("server", folder, arguments, environment)
+            servers[name] = Server("server", folder, arguments, environment, ordinary=True)
         yield servers
         for server in servers.values():
             server.kill()

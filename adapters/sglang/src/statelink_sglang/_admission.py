@@ -45,14 +45,9 @@ def transfer_problem(req: Any, most_logprobs: int) -> str:
     """
     # SGLang's own checks of its health send such requests, which are not moved, in the room 0.
     moved = req.bootstrap_host != FAKE_BOOTSTRAP_HOST
-    room, samples, logprobs = req.bootstrap_room, req.sampling_params.n, req.logprob.top_logprobs_num
+    room, logprobs = req.bootstrap_room, req.logprob.top_logprobs_num
     if not isinstance(room, int) or not int(moved) <= room < ROOM_LIMIT:
         return f"the request has the room {room!r:.80}; a number above zero and below 2^63 is needed"
-    if moved and samples > 1:
-        return (
-            f"the request asks for {samples} samples (n), and SGLang gives all samples of a request one room; n must "
-            "be 1 with prefill and decode apart: send a request with a room of its own for each sample"
-        )
     if req.return_logprob and logprobs > most_logprobs:
         return f"the request asks for {logprobs} top logprobs, and the row of a request holds {most_logprobs}"
     return ""

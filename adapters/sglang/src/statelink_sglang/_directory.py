@@ -50,19 +50,23 @@ class Prefill:
     Attributes:
         instances: One for each DP rank.
         http_port: Where it takes requests.
+        follow_bootstrap_room: Whether the room of a request says which DP rank has it.
     """
 
-    follow_bootstrap_room = True
-    """The room id of a request says which DP rank has it. Prefill refuses every other way to choose the rank."""
-
-    def __init__(self, instances: tuple[Instance, ...], http_port: int = 0) -> None:
+    def __init__(self, instances: tuple[Instance, ...], http_port: int = 0, follows: bool = True) -> None:
         self.instances = instances
         self.http_port = http_port
+        self.follow_bootstrap_room = follows
 
     @property
     def dp_size(self) -> int:
         """DP ranks of the server."""
         return len(self.instances)
+
+    @property
+    def gone(self) -> str:
+        """Why a DP rank is not there any more; empty while all are."""
+        return next((each.gone for each in self.instances if each.gone), "")
 
 
 class Directory:
@@ -147,8 +151,8 @@ class Directory:
                     each.gone = f"the prefill server at {address} was started anew, or has opened its links anew"
             for each in instances:
                 each.gone = ""
-            if known is None or instances != before or known.http_port != found.http_port:
-                known = self._known[address] = Prefill(instances, found.http_port)
+            if known is None or (instances, known.http_port, known.follow_bootstrap_room) != (before, *found[1:]):
+                known = self._known[address] = Prefill(instances, found.http_port, found.follows)
             self._misses[address] = 0
             self._why.pop(address, None)
             self.table[address] = known

@@ -77,6 +77,34 @@ def around_create_receiver(original: Callable[..., Any], queue: Any, req: Any, i
         return original(queue, req, is_rebootstrap=is_rebootstrap)
 
 
+def around_resolve_dp_rank(original: Callable[..., Any], queue: Any, req: Any) -> Any:
+    """Around ``DecodePreallocQueue._resolve_prefill_dp_rank``: another backend's manager is asked by SGLang itself."""
+    find = getattr(queue.kv_manager, "find_dp_rank", None)
+    return original(queue, req) if find is None else find(req)
+
+
+def around_ensure_prefill_info(original: Callable[..., Any], queue: Any, waiting: dict[str, list[Any]]) -> Any:
+    """Around ``DecodePreallocQueue._ensure_prefill_info``.
+
+    SGLang would ask for the DP ranks of all requests whose server is known, and wait for the answer. So a request whose
+    rank is not known yet is handed back with those whose server is not.
+    """
+    ready, remaining = original(queue, waiting)
+    find = getattr(queue.kv_manager, "find_dp_rank", None)
+    if find is None:
+        return ready, remaining
+    known: dict[str, list[Any]] = {}
+    for address, requests in ready.items():
+        for each in requests:
+            (known.setdefault(address, []) if find(each.req) is not None else remaining).append(each)
+    return known, remaining
+
+
+def around_prefetch_dp_ranks(original: Callable[..., Any], queue: Any) -> Any:
+    """Around ``DecodePreallocQueue.prefetch_prefill_dp_rank_queries``: the manager has asked already."""
+    return None if hasattr(queue.kv_manager, "find_dp_rank") else original(queue)
+
+
 def _announced_by(queue: Any, req: Any, tokens: int) -> Announced:
     content, wrong = None, ""
     try:
@@ -91,5 +119,8 @@ AROUND: dict[str, Callable[..., Any]] = {
     "sglang.srt.disaggregation.prefill.PrefillBootstrapQueue.create_sender": around_create_sender,
     "sglang.srt.disaggregation.decode.DecodePreallocQueue._init_kv_manager": around_init_kv_manager,
     "sglang.srt.disaggregation.decode.DecodePreallocQueue._create_receiver_and_enqueue": around_create_receiver,
+    "sglang.srt.disaggregation.decode.DecodePreallocQueue._resolve_prefill_dp_rank": around_resolve_dp_rank,
+    "sglang.srt.disaggregation.decode.DecodePreallocQueue._ensure_prefill_info": around_ensure_prefill_info,
+    "sglang.srt.disaggregation.decode.DecodePreallocQueue.prefetch_prefill_dp_rank_queries": around_prefetch_dp_ranks,
 }
 """Each target, and its hook."""

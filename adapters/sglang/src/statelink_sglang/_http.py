@@ -11,11 +11,12 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ._server import MAX_ANSWER, PATH, SCHEMA
+from ._server import MAX_ANSWER, PATH, ROOMS_PATH, SCHEMA
 
-__all__ = ["Found", "ask", "generate", "put"]
+__all__ = ["Found", "ask", "ask_ranks", "generate", "put", "put_rooms"]
 
 
 class Found(NamedTuple):
@@ -24,10 +25,12 @@ class Found(NamedTuple):
     Attributes:
         instances: For each DP rank, the instance's name, and where its ranks' links listen.
         http_port: Where the server takes requests.
+        follows: Whether a room alone says which DP rank has its request.
     """
 
     instances: tuple[tuple[str, tuple[str, ...]], ...]
     http_port: int
+    follows: bool = True
 
     @classmethod
     def read(cls, content: dict[str, Any]) -> Found:
@@ -42,12 +45,12 @@ class Found(NamedTuple):
             instances = tuple(
                 (str(each["instance"]), tuple(map(str, each["addresses"]))) for each in content["instances"]
             )
-            port = int(content["http_port"])
+            port, follows = int(content["http_port"]), bool(content["follows"])
         except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"an answer of another kind ({type(error).__name__}: {error})") from error
         if not instances or not all(addresses for _, addresses in instances):
             raise ValueError("an answer without ranks")
-        return cls(instances, port)
+        return cls(instances, port, follows)
 
 
 def put(address: str, row: dict[str, Any], timeout: float) -> None:
@@ -81,6 +84,46 @@ def ask(address: str, timeout: float) -> Found:
             f"no prefill server of the same statelink-sglang answers at {address}: {error}; "
             "it must be started with --disaggregation-transfer-backend statelink, too"
         ) from error
+
+
+def put_rooms(address: str, dp_rank: int, rooms: Sequence[int], timeout: float) -> None:
+    """Tell the server at ``address`` (``host:port``) which rooms a DP rank of prefill has.
+
+    Args:
+        address: The server's.
+        dp_rank: The rank.
+        rooms: At most `MOST_ROOMS`.
+        timeout: Seconds for the answer.
+
+    Raises:
+        OSError: It does not answer.
+        ValueError: It refuses.
+    """
+    body = {"schema": SCHEMA, "dp_rank": dp_rank, "rooms": list(rooms)}
+    status, content = _exchange(address, "PUT", ROOMS_PATH, body, timeout)
+    if status != 200:
+        raise ValueError(f"the bootstrap server at {address} answered {status}: {content.get('error', '')}")
+
+
+def ask_ranks(address: str, rooms: Sequence[int], timeout: float) -> dict[int, int]:
+    """The DP ranks that have rooms, as far as the server at ``address`` (``host:port``) knows them.
+
+    Args:
+        address: The server's.
+        rooms: At most `MOST_ROOMS`.
+        timeout: Seconds for the answer.
+
+    Raises:
+        OSError: It does not answer.
+        ValueError: It refuses, or answers something else.
+    """
+    status, content = _exchange(address, "POST", ROOMS_PATH, {"schema": SCHEMA, "rooms": list(rooms)}, timeout)
+    if status != 200:
+        raise ValueError(f"the bootstrap server at {address} answered {status}: {content.get('error', '')}")
+    try:
+        return {int(room): int(rank) for room, rank in content["ranks"].items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"the bootstrap server at {address} gave an answer of another kind") from error
 
 
 def generate(address: str, payload: dict[str, Any], timeout: float) -> None:

@@ -39,6 +39,8 @@ class Pools(NamedTuple):
         tp: This rank and the width of attention TP.
         kind: Kind of the pools' memory: ``dram``, or a device with its number.
         rows_optional: Whether the other server may have no metadata rows.
+        layers: The first layer of this pipeline stage, and one past its last; ``None`` if there is one stage.
+        rows: Whether this rank sends or reads metadata rows.
     """
 
     pages: Any
@@ -50,6 +52,8 @@ class Pools(NamedTuple):
     tp: tuple[int, int]
     kind: str = "dram"
     rows_optional: bool = False
+    layers: tuple[int, int] | None = None
+    rows: bool = True
 
 
 class StateLists(NamedTuple):
@@ -89,6 +93,7 @@ def geometry_of(pools: Pools) -> state.PoolGeometry:
         tp=pools.tp,
         page_size=pool.page_size,
         kind=pools.kind,
+        stage=pools.layers,
         **more,
     )
 
@@ -104,7 +109,7 @@ def describe_pools(pools: Pools, kv_args: Any) -> tuple[list[Any], StateLists]:
         geometry=geometry_of(pools),
         request_pool=pools.requests,
         draft_pool=pools.draft,
-        aux=_rows(pools.metadata, kv_args),
+        aux=_rows(pools.metadata, kv_args) if pools.rows else None,
         aux_optional=pools.rows_optional,
     )
     found = {each.component.name: each for each in components}
@@ -148,8 +153,9 @@ def _differences(found: Mapping[str, Any], names: Sequence[str], kv_args: Any) -
         yield f"the pools describe {', '.join(sorted(kinds - {'kv'}))}, which SGLang does not move"
     listed = _listed(kv_args.kv_data_ptrs, kv_args.kv_data_lens, kv_args.kv_item_lens)
     yield from _compare("kv", _described(pages), listed)
-    rows = _listed(kv_args.aux_data_ptrs, kv_args.aux_data_lens, kv_args.aux_item_lens)
-    yield from _compare("aux", _described([found["aux"]] if "aux" in found else []), rows)
+    if "aux" in found:
+        rows = _listed(kv_args.aux_data_ptrs, kv_args.aux_data_lens, kv_args.aux_item_lens)
+        yield from _compare("aux", _described([found["aux"]]), rows)
 
 
 def _unlisted(pools: Pools, names: Sequence[str]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What the adapter refuses at the start of a server: what it cannot do, and what was never tested.
+"""What the adapter refuses at the start of a server: what cannot be done, and what only hardware can show.
 
 SGLang itself refuses some combinations by the name of the backend. This module refuses the others.
 """
@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.environ import envs
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from statelink.errors import ConfigError
 
@@ -21,10 +23,6 @@ __all__ = ["Server", "check_server"]
 TESTED_STATE = frozenset({"swa", "dsa", "mamba"})
 """State types with which the adapter is tested."""
 
-FOLLOWS = "follow_bootstrap_room"
-"""How prefill must choose a DP rank, so that decode knows it from the room."""
-
-
 class Server(NamedTuple):
     """The parts of SGLang's configuration that decide what is refused.
 
@@ -34,7 +32,6 @@ class Server(NamedTuple):
         parallel: SGLang's ``get_parallel()``.
         disagg: SGLang's ``get_disagg()``.
         device: Where the pools are, such as ``cpu`` or ``cuda:0``.
-        draft: Whether there is a draft model's pool.
         state_types: What SGLang moves beside pages, such as ``swa``.
     """
 
@@ -43,7 +40,6 @@ class Server(NamedTuple):
     parallel: Any
     disagg: Any
     device: str
-    draft: bool
     state_types: tuple[str, ...] = ()
 
 
@@ -65,13 +61,10 @@ def check_server(server: Server, allow: Iterable[str]) -> None:
 
 def _impossible(server: Server) -> Iterator[str]:
     parallel, disagg, args = server.parallel, server.disagg, server.args
-    for name in ("pp_size", "attn_cp_size", "attn_dcp_size"):
+    for name in ("attn_cp_size", "attn_dcp_size"):
         width = getattr(parallel, name, 1) or 1
         if width > 1:
             yield f"{name} is {width}, and only 1 is supported"
-    balances = getattr(parallel, "load_balance_method", FOLLOWS)
-    if server.role == "prefill" and _dp_ranks(parallel) > 1 and balances != FOLLOWS:
-        yield f"--load-balance-method must be {FOLLOWS} with several DP ranks, not {balances}: decode goes by it"
     for name in ("enable_kv_cache_sharding", "enable_dsa_cache_layer_split", "enable_cp_tp_group_sharing"):
         if getattr(parallel, name, False):
             yield f"{name} is not supported"
@@ -86,11 +79,15 @@ def _impossible(server: Server) -> Iterator[str]:
         yield "--disaggregation-decode-allocation-policy must be early"
     if getattr(disagg, "disaggregation_decode_host_receive_threshold", 1) < 1:
         yield "--disaggregation-decode-host-receive-threshold is not supported"
+    algorithm = getattr(args, "speculative_algorithm", None)
+    if not _starts_a_draft(algorithm):
+        yield f"--speculative-algorithm {algorithm}: SGLang's decode cannot start its draft from what prefill sends"
+    for kind in server.state_types:
+        if kind not in TESTED_STATE:
+            yield f"state of the type {kind!r} is not supported"
     for variable, wanted in (
-        ("SGLANG_DISAGG_STAGING_BUFFER", False),
         ("SGLANG_RUST_SERVER", False),
         ("SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE", True),
-        ("SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK", False),
         ("SGLANG_MM_SKIP_COMPUTE_HASH", False),  # without it, nobody can say which image a request has
     ):
         given = getattr(envs, variable).get()
@@ -98,26 +95,22 @@ def _impossible(server: Server) -> Iterator[str]:
             yield f"the variable {variable} must not be {os.environ.get(variable, given)}"
 
 
-def _dp_ranks(parallel: Any) -> int:
-    return (getattr(parallel, "dp_size", 1) or 1) * (getattr(parallel, "attn_dp_size", 1) or 1)
+def _starts_a_draft(algorithm: str | None) -> bool:
+    """Whether SGLang's decode can go on with a request of prefill's. It asks the algorithm in the same way."""
+    chosen = SpeculativeAlgorithm.from_string(algorithm)
+    if isinstance(chosen, SpeculativeAlgorithm):
+        return chosen.is_none() or chosen.is_eagle() or chosen.is_dspark() or chosen.is_dflash()
+    return type(chosen).build_disagg_draft_input is not CustomSpecAlgo.build_disagg_draft_input
 
 
 def _untested(server: Server, allow: frozenset[str]) -> Iterator[str]:
-    types = [each for each in server.state_types if each not in TESTED_STATE]
     found = {
-        "state_types": bool(types),
         "cuda": server.device != "cpu",
-        "overlap": not getattr(server.args, "disable_overlap_schedule", False),
-        "draft": server.draft,
-        "dp_attention": (getattr(server.parallel, "attn_dp_size", 1) or 1) > 1,
-        "hicache": bool(getattr(server.args, "enable_hierarchical_cache", False)),
-        "checksum": bool(getattr(server.disagg, "disaggregation_enable_kv_checksum", False)),
         "nodes": (getattr(server.parallel, "nnodes", 1) or 1) > 1,
     }
     for word, there in found.items():
         if there and word not in allow:
-            named = f" ({', '.join(types)})" if word == "state_types" else ""
             yield (
-                f"{ALLOWED[word]}{named}: not tested with Statelink; "
+                f"{ALLOWED[word]}: not tested with Statelink; "
                 f'{{"sglang": {{"allow": ["{word}"]}}}} in {VARIABLE} allows it'
             )

@@ -26,19 +26,18 @@ from statelink.errors import ConfigError, StatelinkError
 from ._calls import Calls
 from ._declines import Declines
 from ._directory import Directory, Prefill
+from ._dp_ranks import Announcer, RankFinder
 from ._hooks import making_manager
 from ._http import put
 from ._inventory import Pools, describe_pools
 from ._limits import Server, check_server
 from ._options import read_options
-from ._recompute import recompute
+from ._recompute import Recomputed, recompute
 from ._seam import VERSION
 from ._server import SCHEMA, Row
 
 if TYPE_CHECKING:
     from statelink import Link, Receiving, Room
-
-    from ._receiver import Receiver
 
 __all__ = ["Manager", "Timeouts"]
 
@@ -46,6 +45,9 @@ log = logging.getLogger("statelink.sglang")
 
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
 """Where to reach a server of this host that listens everywhere."""
+
+FOLLOW = "follow_bootstrap_room"
+"""SGLang's name for choosing a DP rank by the room."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0
 """Seconds between two tries to reach the bootstrap server, which starts after the schedulers."""
@@ -116,6 +118,9 @@ class Manager(BaseKVManager):
         self._options = read_options(self.role)
         parallel = get_parallel()
         self._place = parallel.attn_tp_rank, parallel.attn_tp_size
+        self._stage, self.stages = parallel.pp_rank, parallel.pp_size
+        self._rank = self._stage * self._place[1] + self._place[0]
+        self._ranks = self.stages * self._place[1]
         self.dp = _dp_rank(parallel, args.system_dp_rank)
         pool = queue.token_to_kv_pool
         draft = queue.draft_token_to_kv_pool
@@ -126,12 +131,14 @@ class Manager(BaseKVManager):
                 parallel,
                 get_disagg(),
                 device=str(pool.device),
-                draft=draft is not None,
                 state_types=tuple(each.value for each in args.state_types),
             ),
             self._options.allow,
         )
-        self._group = parallel.attn_tp_group if self._place[1] > 1 else None
+        self._groups = [
+            *([parallel.attn_tp_group] if self._place[1] > 1 else []),
+            *([parallel.pp_group] if self.stages > 1 else []),
+        ]
         instance = f"sglang-{self.role}-{self._same_everywhere(secrets.token_hex(6))}"
         config = queue.scheduler.model_config
         pools = Pools(
@@ -144,6 +151,9 @@ class Manager(BaseKVManager):
             tp=self._place,
             kind=_memory_kind(str(pool.device), args.gpu_id),
             rows_optional=self._options.rows_optional,
+            layers=_layers(queue.scheduler) if self.stages > 1 else None,
+            # The last stage of prefill samples the first token, and fills the rows. Every stage of decode reads them.
+            rows=self.role == "decode" or self._stage == self.stages - 1,
         )
         self.metadata, self.vocabulary = queue.metadata_buffers, int(config.vocab_size)
         self.rows_optional = self._options.rows_optional
@@ -155,11 +165,13 @@ class Manager(BaseKVManager):
                 code="config.engine",
             )
         components, self.lists = describe_pools(pools, args)
+        self.has_rows = pools.rows
         self._inventory = state.describe(
             instance,
             components,
-            rank=self._place[0],
-            ranks=self._place[1],
+            rank=self._rank,
+            ranks=self._ranks,
+            axes={"tp": self._place, "pp": (self._stage, self.stages)},
             model=self._options.model or _identity(config),
         )
         self.link: Link = self._open()
@@ -170,18 +182,26 @@ class Manager(BaseKVManager):
         self._held: dict[int, list[Receiving]] = {}
         self._executor: ThreadPoolExecutor | None = None
         self._directory: Directory | None = None
+        self._finder: RankFinder | None = None
+        self.follows = _follows(parallel)
+        """Whether a request's room says which DP rank of this prefill server has it."""
+        self.announcer: Announcer | None = None
+        """Tells decode which requests came to this DP rank, if their rooms do not say it."""
         if self.role == "decode":
-            self._directory = Directory()
+            self._directory, self._finder = Directory(), RankFinder()
             self.raise_limit(queue.transfer_queue)
         else:
             self.calls = Calls()
+            if not self.follows and self.dp[1] > 1 and self._rank == 0:
+                self.announcer = Announcer(_bootstrap_address(), self.dp[0])
             self.register_to_bootstrap()
         log.info(
             "Statelink backend %r moves %s of this %s rank %d of %d%s; its link listens at %s",
             self.link.backend,
             ", ".join(each.name for each in self._inventory.components),
             self.role,
-            *self._place,
+            self._rank,
+            self._ranks,
             f" (DP rank {self.dp[0]} of {self.dp[1]})" if self.dp[1] > 1 else "",
             self.link.address.partition("@")[0],
         )
@@ -190,17 +210,24 @@ class Manager(BaseKVManager):
 
     def _same_everywhere(self, value: str) -> str:
         """The value of the first rank, for all ranks. Every rank must call this."""
-        return value if self._group is None else str(self._group.all_gather_object(value)[0])
+        return str(self._gathered(value)[0])
 
     def _anywhere(self, flag: bool) -> bool:
         """Whether the flag is set on any rank. Every rank must call this."""
-        return flag if self._group is None else any(self._group.all_gather_object(flag))
+        return any(self._gathered(flag))
+
+    def _gathered(self, value: Any) -> list[Any]:
+        """The values of all ranks, in the order of their numbers. Every rank must call this."""
+        values = [value]
+        for group in self._groups:  # the ranks of a stage, and then the stages
+            values = [each for part in group.all_gather_object(values) for each in part]
+        return values
 
     def _open(self) -> Link:
         link = statelink.open(self._options.link, self._inventory)
-        if self.role == "decode" and self._group is not None:
-            everyone = self._group.all_gather_object(link.address)
-            link.siblings([each for rank, each in enumerate(everyone) if rank != self._place[0]])
+        if self._ranks > 1 and (self.role == "decode" or self.stages > 1):
+            everyone = self._gathered(link.address)
+            link.siblings([each for rank, each in enumerate(everyone) if rank != self._rank])
         return link
 
     def deregister_buffer_to_engine(self) -> None:
@@ -228,7 +255,8 @@ class Manager(BaseKVManager):
                 "link has not returned in %.0f s; the link is closed when the call returns, and another one is opened "
                 "when SGLang takes the memory back; if this repeats, "
                 "look with 'statelink inspect' at what the link waits for",
-                *self._place,
+                self._rank,
+                self._ranks,
                 SUSPENDING_SECONDS,
             )
             self._reopens = True
@@ -274,14 +302,17 @@ class Manager(BaseKVManager):
 
     def register_to_bootstrap(self) -> None:
         """Tell the bootstrap server where this rank is, on a thread, until it answers. Does not block."""
-        parallel, serving = get_parallel(), get_serving()
-        row = Row(SCHEMA, self._inventory.instance, *self._place, self.link.address, *self.dp, serving.port)
-        host = serving.host
-        if parallel.dist_init_addr:
-            host = parallel.dist_init_addr.rpartition(":")[0].strip("[]")
-        host = LOOPBACK.get(host, host)
-        address = f"[{host}]" if ":" in host else host
-        where = f"{address}:{get_disagg().disaggregation_bootstrap_port}"
+        row = Row(
+            SCHEMA,
+            self._inventory.instance,
+            self._rank,
+            self._ranks,
+            self.link.address,
+            *self.dp,
+            follows=self.follows,
+            http_port=get_serving().port,
+        )
+        where = _bootstrap_address()
         threading.Thread(target=_register, args=(where, row), name="statelink-register", daemon=True).start()
 
     # Decode: where prefill is. `prefill_info_table` and the names of these methods are SGLang's.
@@ -298,6 +329,28 @@ class Manager(BaseKVManager):
     def why_unknown(self, bootstrap_addr: str) -> str:
         """Why a prefill server is not known."""
         return "" if self._directory is None else self._directory.why(bootstrap_addr)
+
+    def find_dp_rank(self, request: Any) -> int | None:
+        """Which DP rank of prefill has a request; ``None`` while that is not known. Does not block.
+
+        Args:
+            request: SGLang's ``Req``.
+        """
+        address = f"{request.bootstrap_host}:{request.bootstrap_port}"
+        prefill = self.prefill_info_table.get(address)
+        if prefill is None or self._finder is None:
+            return None
+        if request.disagg_prefill_dp_rank is not None:
+            return int(request.disagg_prefill_dp_rank)
+        if prefill.follow_bootstrap_room or prefill.dp_size == 1 or getattr(request, "pd_rebootstrap_in_progress", False):
+            # For a request that prefill is to compute again, decode chooses the rank, and sends it there.
+            return int(request.bootstrap_room) % prefill.dp_size
+        return self._finder.find(address, request.bootstrap_room)
+
+    def forget_dp_rank(self, bootstrap_addr: str, bootstrap_room: Any) -> None:
+        """Nobody looks for the DP rank of a request any more. Does not block."""
+        if self._finder is not None:
+            self._finder.forget(bootstrap_addr, bootstrap_room)
 
     # Decode: the memory of failed requests.
 
@@ -356,13 +409,13 @@ class Manager(BaseKVManager):
             self._executor = ThreadPoolExecutor(RECOMPUTED_AT_ONCE, thread_name_prefix="statelink-recompute")
         return self._executor
 
-    def submit_prefill_recompute(self, kv_receiver: Receiver, payload: dict[str, Any]) -> None:
+    def submit_prefill_recompute(self, kv_receiver: Recomputed, payload: dict[str, Any]) -> None:
         """Have prefill compute a request again that SGLang retracted for new weights. Does not block.
 
         Every decode rank calls this, and one of them asks prefill for all.
         """
         prefill = self.prefill_info_table.get(kv_receiver.bootstrap_addr)
-        if self._place[0] or kv_receiver.failed or prefill is None:
+        if self._rank or kv_receiver.failed or prefill is None:
             return  # if there is no prefill server, the receiver has failed or will fail
         executor = self._ensure_prefill_recompute_executor()
         executor.submit(recompute, kv_receiver, prefill.http_port, payload, self.timeouts.waiting)
@@ -373,6 +426,28 @@ def _dp_rank(parallel: Any, dp_rank: int | None) -> tuple[int, int]:
     if parallel.dp_size > 1:
         return dp_rank or 0, parallel.dp_size
     return parallel.attn_dp_rank, parallel.attn_dp_size
+
+
+def _follows(parallel: Any) -> bool:
+    """Whether SGLang's controller gives a request to the DP rank that its room says."""
+    forced = envs.SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK.get()
+    return not forced and getattr(parallel, "load_balance_method", FOLLOW) == FOLLOW
+
+
+def _bootstrap_address() -> str:
+    """Where the bootstrap server of this prefill server listens: on the first of its machines."""
+    parallel, host = get_parallel(), get_serving().host
+    if parallel.dist_init_addr:
+        host = parallel.dist_init_addr.rpartition(":")[0].strip("[]")
+    host = LOOPBACK.get(host, host)
+    address = f"[{host}]" if ":" in host else host
+    return f"{address}:{get_disagg().disaggregation_bootstrap_port}"
+
+
+def _layers(scheduler: Any) -> tuple[int, int]:
+    """The first layer of this pipeline stage, and one past its last."""
+    held = scheduler.tp_worker.model_runner.layer_info
+    return held.start_layer, held.end_layer
 
 
 def _memory_kind(device: str, number: int) -> str:

@@ -22,15 +22,9 @@ SET_HERE = ("role", "peers", "siblings", "rendezvous")
 
 ALLOWED = {
     "cuda": "pools in device memory",
-    "overlap": "the overlap schedule (or start the server with --disable-overlap-schedule)",
-    "draft": "a draft model's pool",
-    "dp_attention": "DP attention",
-    "hicache": "a hierarchical cache",
-    "checksum": "SGLang's own checksums of pages (--disaggregation-enable-kv-checksum)",
     "nodes": "a server on several machines (--nnodes)",
-    "state_types": "state of a rare type",
 }
-"""Features that no test of the adapter covers. They are refused unless the operator allows them."""
+"""What no test of the adapter can show without the hardware. It is refused unless the operator allows it."""
 
 
 class Options(NamedTuple):

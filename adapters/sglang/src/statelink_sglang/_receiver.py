@@ -11,14 +11,14 @@ from sglang.srt.disaggregation.base.conn import BaseKVReceiver
 from statelink.errors import StatelinkError
 
 from ._hooks import announced
+from ._items import add_states
 from ._rows import fill_row, first_token
-from ._sender import add_states
 from ._transfer import BOOTSTRAPPING, FAILED, SUCCESS, TRANSFERRING, WAITING, Transfer
 
 if TYPE_CHECKING:
     from statelink import Receiving, Status
 
-    from ._directory import Instance
+    from ._directory import Instance, Prefill
     from ._manager import Manager
 
 __all__ = ["Receiver"]
@@ -41,12 +41,18 @@ class Receiver(Transfer, BaseKVReceiver):
     abort_notified = False
     """Whether SGLang has to keep the memory of a failed request until nothing writes to it."""
     _receiving: Receiving | None = None
+    _prefill: Prefill | None = None
+    """The server, as it was when it was first known."""
     _instance: Instance | None = None
+    dp_rank: int | None = None
+    """Which of the server's DP ranks has the request; ``None`` while that is not known."""
     _declined = False
 
     def __init__(self, mgr: Manager, bootstrap_addr: str, bootstrap_room: Any = None) -> None:
         super().__init__(mgr, bootstrap_room)
         self.bootstrap_addr = bootstrap_addr
+        self._patience = monotonic() + mgr.timeouts.waiting
+        """Time until which a DP rank of prefill must have got the request."""
         self._row: int | None = None
         self._first: int | None = None
         """The first output token, if the request names it."""
@@ -68,6 +74,7 @@ class Receiver(Transfer, BaseKVReceiver):
     def init(self, prefill_dp_rank: int) -> None:
         """SGLang knows the prefill server, and which of its DP ranks has the request. Does not block."""
         prefill = self.kv_mgr.prefill_info_table.get(self.bootstrap_addr)
+        self.kv_mgr.forget_dp_rank(self.bootstrap_addr, self.bootstrap_room)
         if prefill is None:
             self.fail(self._unknown())
         elif not 0 <= prefill_dp_rank < prefill.dp_size:
@@ -76,7 +83,7 @@ class Receiver(Transfer, BaseKVReceiver):
                 f"which has {prefill.dp_size}"
             )
         else:
-            self._instance = prefill.instances[prefill_dp_rank]
+            self._instance, self.dp_rank = prefill.instances[prefill_dp_rank], prefill_dp_rank
             if self.failed:
                 self._give_up(self._failure)
 
@@ -123,7 +130,7 @@ class Receiver(Transfer, BaseKVReceiver):
         if self._failure or status == FAILED:
             return FAILED
         if instance is None:
-            return BOOTSTRAPPING
+            return self._looking()
         if status is None or status == BOOTSTRAPPING:
             if instance.gone:
                 self.fail(instance.gone)
@@ -134,6 +141,22 @@ class Receiver(Transfer, BaseKVReceiver):
         if status != SUCCESS:
             return TRANSFERRING
         return SUCCESS if self._has_row() else FAILED
+
+    def _looking(self) -> int:
+        """The state while it is not known which DP rank of prefill has the request."""
+        self._prefill = self._prefill or self.kv_mgr.prefill_info_table.get(self.bootstrap_addr)
+        if self._prefill is not None:  # for a server that is not known, SGLang has a limit of its own
+            if self._prefill.gone:
+                self.fail(self._prefill.gone)
+            elif monotonic() >= self._patience:
+                self.fail(
+                    f"none of the {self._prefill.dp_size} DP ranks of the prefill server at {self.bootstrap_addr} has "
+                    f"got the request; the limit is {self.limit}"
+                )
+        if self._failure:
+            return FAILED
+        self._again = monotonic() + LOOK_AGAIN_SECONDS
+        return BOOTSTRAPPING
 
     def _has_row(self) -> bool:
         """Whether the metadata row is complete: it came from prefill, or is filled here with what the request names."""
@@ -159,6 +182,8 @@ class Receiver(Transfer, BaseKVReceiver):
         """
         if self._receiving is None and not self.failed:
             self.fail("SGLang gave the request up")
+        if self._instance is None:
+            self.kv_mgr.forget_dp_rank(self.bootstrap_addr, self.bootstrap_room)
         if self._receiving is not None and self.abort_notified:
             self.kv_mgr.let_go(self.bootstrap_room, self._receiving)
         super().clear()

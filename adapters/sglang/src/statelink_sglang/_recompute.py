@@ -7,23 +7,33 @@ request's tokens to the HTTP port of the prefill server that had computed it.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ._http import generate
 
-if TYPE_CHECKING:
-    from ._receiver import Receiver
-
-__all__ = ["recompute"]
+__all__ = ["Recomputed", "recompute"]
 
 log = logging.getLogger("statelink.sglang")
 
 
-def recompute(receiver: Receiver, http_port: int, payload: dict[str, Any], timeout: float) -> None:
+class Recomputed(Protocol):
+    """What a receiver says of its request."""
+
+    bootstrap_addr: str
+    dp_rank: int | None
+
+    @property
+    def failed(self) -> bool: ...
+    def fail(self, reason: str) -> None: ...
+
+
+def recompute(receiver: Recomputed, http_port: int, payload: dict[str, Any], timeout: float) -> None:
     """Send the request to prefill, and wait until it is computed. If that fails, the request fails.
 
     Runs on a thread of a pool.
     """
+    if receiver.dp_rank is not None:
+        payload = {**payload, "routed_dp_rank": receiver.dp_rank, "disagg_prefill_dp_rank": receiver.dp_rank}
     address = f"{receiver.bootstrap_addr.rpartition(':')[0]}:{http_port}"
     try:
         generate(address, payload, timeout)

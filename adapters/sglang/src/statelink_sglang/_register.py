@@ -6,8 +6,8 @@ import enum
 import logging
 from typing import Any
 
-from . import _routing
-from ._seam import CONTROLLER, SCHEDULER, differences, loaded
+from . import _arguments, _routing, _samples
+from ._seam import CONTROLLER, DETOKENIZER, SCHEDULER, TOKENIZER, differences, loaded
 
 __all__ = ["NAME", "register"]
 
@@ -45,7 +45,7 @@ def _register() -> None:
 
     HookRegistry.register(f"{UTILS}.TransferBackend", _with_statelink(utils.TransferBackend), HookType.REPLACE)
     HookRegistry.register(f"{UTILS}.get_kv_class", around_get_kv_class, HookType.AROUND)
-    hooks: dict[str, Any] = {}
+    hooks: dict[str, Any] = dict(_arguments.AROUND)
     if loaded(SCHEDULER):  # naming a scheduler's module would import it; the other processes need none of this
         from . import _admission, _hooks
 
@@ -53,6 +53,9 @@ def _register() -> None:
         hooks.update(_admission.AROUND)
     if loaded(CONTROLLER):
         hooks.update(_routing.AROUND)
+    if loaded(TOKENIZER) or not any(map(loaded, (SCHEDULER, CONTROLLER, DETOKENIZER))):
+        # The main process has not imported what takes requests yet, and will.
+        hooks.update(_samples.AROUND)
     for target, hook in hooks.items():
         HookRegistry.register(target, hook, HookType.AROUND)
     if NAME not in DISAGG_TRANSFER_BACKEND_CHOICES:

@@ -16,13 +16,15 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
-__all__ = ["CONTROLLER", "SCHEDULER", "VERSION", "differences", "loaded"]
+__all__ = ["CONTROLLER", "DETOKENIZER", "SCHEDULER", "TOKENIZER", "VERSION", "differences", "loaded"]
 
 VERSION = "0.5.23"
 """The version of SGLang that the adapter is tested with."""
 
 SCHEDULER = "sglang.srt.managers.scheduler"
 CONTROLLER = "sglang.srt.managers.data_parallel_controller"
+DETOKENIZER = "sglang.srt.managers.detokenizer_manager"
+TOKENIZER = "sglang.srt.managers.tokenizer_manager"
 
 BASE = "sglang.srt.disaggregation.base.conn"
 UTILS = "sglang.srt.disaggregation.utils"
@@ -93,6 +95,7 @@ METHODS: dict[str, dict[str, str]] = {
 CALLS: dict[str, str] = {
     f"{UTILS}:get_kv_class": "transfer_backend class_type",
     f"{HOOKS}:HookRegistry.register": "target hook hook_type source",
+    "sglang.srt.arg_groups.pd_disaggregation_hook:handle_pd_disaggregation": "server_args",
 }
 """Parameters of functions that are hooked or called, in every process."""
 
@@ -104,6 +107,9 @@ SCHEDULER_CALLS: dict[str, str] = {
     f"{DECODE}:DecodePreallocQueue.add": "self req is_retracted is_rebootstrap",
     f"{DECODE}:DecodePreallocQueue._create_receiver_and_enqueue": "self req is_rebootstrap",
     f"{DECODE}:DecodePreallocQueue._rebootstrap_prefill_len": "req",
+    f"{DECODE}:DecodePreallocQueue._resolve_prefill_dp_rank": "self req",
+    f"{DECODE}:DecodePreallocQueue._ensure_prefill_info": "self addr_to_reqs",
+    f"{DECODE}:DecodePreallocQueue.prefetch_prefill_dp_rank_queries": "self",
     f"{UTILS}:is_aborted": "req",
     f"{REQUEST}:Req.set_finish_with_abort": "self error_msg status_code err_type",
 }
@@ -113,6 +119,12 @@ CONTROLLER_CALLS: dict[str, str] = {
     f"{CONTROLLER}:DataParallelController.follow_bootstrap_room_scheduler": "self req",
 }
 """The same in a controller of DP ranks."""
+
+TOKENIZER_CALLS: dict[str, str] = {
+    f"{TOKENIZER}:TokenizerManager._handle_batch_request": "self obj request request_states",
+    f"{TOKENIZER}:TokenizerManager._send_one_request": "self tokenized_obj",
+}
+"""The same in a process that takes requests."""
 
 VARIABLES: dict[str, str] = {
     "sglang.srt.environ:Envs": "SGLANG_DISAGG_STAGING_BUFFER SGLANG_RUST_SERVER "
@@ -125,10 +137,11 @@ VARIABLES: dict[str, str] = {
 SCHEDULER_ATTRIBUTES: dict[str, str] = {
     f"{PREFILL}:PrefillBootstrapQueue": "token_to_kv_pool draft_token_to_kv_pool metadata_buffers scheduler",
     f"{DECODE}:DecodePreallocQueue": "token_to_kv_pool draft_token_to_kv_pool metadata_buffers scheduler "
-    "transfer_queue",
+    "transfer_queue kv_manager",
     f"{DECODE}:DecodeTransferQueue": "deferred_kv_release_timeout",
     f"{SCHEDULER}:Scheduler": "model_config req_to_token_pool sliding_window_size",
-    f"{REQUEST}:Req": "bootstrap_host bootstrap_port bootstrap_room cache_salt input_embeds logprob lora_id "
+    f"{REQUEST}:Req": "bootstrap_host bootstrap_port bootstrap_room cache_salt disagg_prefill_dp_rank input_embeds "
+    "logprob lora_id "
     "multimodal_inputs origin_input_ids output_ids positional_embed_overrides return_logprob sampling_params",
     f"{UTILS}:MetadataBuffers": "output_top_logprobs_val",
 }
@@ -176,6 +189,8 @@ def _differences() -> Iterator[str]:
     if loaded(CONTROLLER):
         calls.update(CONTROLLER_CALLS)
         attributes.update(CONTROLLER_ATTRIBUTES)
+    if loaded(TOKENIZER):
+        calls.update(TOKENIZER_CALLS)
     for target, expected in attributes.items():
         yield from _compare(target, "attributes", expected, _set_attributes, more=False)
     for target, expected in calls.items():

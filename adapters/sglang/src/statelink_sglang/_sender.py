@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import math
-import operator
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from sglang.srt.disaggregation.base.conn import BaseKVSender, KVTransferMetric
 
 from statelink import Pages
 from statelink.errors import StatelinkError
 
 from ._hooks import announced
+from ._items import add_states
 from ._transfer import BOOTSTRAPPING, FAILED, SUCCESS, TRANSFERRING, WAITING, Transfer
 
 if TYPE_CHECKING:
     from statelink import Sending, Status
 
-    from ._inventory import StateLists
     from ._manager import Manager
 
-__all__ = ["Sender", "add_states"]
+__all__ = ["Sender"]
 
 PROMPT_SECONDS = 1e-6
 """Seconds to a deadline that ends a room at once."""
@@ -70,13 +68,17 @@ class Sender(Transfer, BaseKVSender):
             self.fail(request.wrong)
         if self._failure:
             return
-        rank, ranks = mgr.dp
-        if ranks > 1 and not req_has_disagg_prefill_dp_rank and bootstrap_room % ranks != rank:
-            self.fail(
-                f"the request came to DP rank {rank} of {ranks} on prefill, and decode looks for its room "
-                f"{bootstrap_room} on DP rank {bootstrap_room % ranks}; name 'disagg_prefill_dp_rank' in the request"
-            )
-            return
+        if not req_has_disagg_prefill_dp_rank:  # else decode knows the DP rank from the request
+            rank, ranks = mgr.dp
+            if mgr.announcer is not None:
+                mgr.announcer.put(bootstrap_room)
+            elif mgr.follows and bootstrap_room % ranks != rank:
+                self.fail(
+                    f"the request came to DP rank {rank} of {ranks} on prefill, and decode looks for its room "
+                    f"{bootstrap_room} on DP rank {bootstrap_room % ranks}; name 'disagg_prefill_dp_rank' in the "
+                    "request, or start prefill with another --load-balance-method"
+                )
+                return
         mgr.calls.put((self._attempt, (self._open,)))
 
     def _attempt(self, step: Callable[..., None], *arguments: Any) -> None:
@@ -193,12 +195,17 @@ class Sender(Transfer, BaseKVSender):
                 sending.push(chunk, span=span, ready=ready, last=False)
             chunk, span = {}, (0, self._tokens)
         add_states(chunk, lists, states)
-        chunk["aux"] = self._row
+        if self.kv_mgr.has_rows:
+            chunk["aux"] = self._row
         sending.push(chunk, span=span, ready=ready, last=True)
 
     def poll_pp_consensus(self) -> int:
-        """As `poll`: there is one pipeline stage."""
-        return self.poll()
+        """As `poll`, for the ranks of all pipeline stages. SGLang asks on the first stage, and tells the others."""
+        state, sending = self.poll(), self._sending
+        if self.kv_mgr.stages == 1 or state == FAILED or sending is None:
+            return state
+        everywhere = int(sending.poll_all())
+        return self._failing() if everywhere == FAILED else min(state, everywhere)
 
     def _state(self, status: Status | None) -> int:
         if self._failure or status == FAILED:
@@ -257,30 +264,3 @@ class Sender(Transfer, BaseKVSender):
         """Seconds from the first chunk until decode had everything, and the bytes that this rank moved."""
         nbytes = 0 if self._sending is None else self._sending.nbytes
         return KVTransferMetric(transfer_latency_s=self._took, transfer_total_bytes=nbytes)
-
-
-def add_states(items: dict[str, Any], lists: StateLists, states: Sequence[Any]) -> None:
-    """Add SGLang's lists of indices of its state types to the items of a request, by component.
-
-    Raises:
-        ValueError: There are not as many lists as state types.
-    """
-    for name, indices in zip(lists.states, states, strict=True):
-        items[name] = one_dimensional(indices) if name in lists.whole else _one(indices)
-
-
-def _one(indices: Any) -> Any:
-    """The one index of a request, such as of recurrent state, which SGLang lists as a scalar array in a list."""
-    if type(indices) is list and len(indices) == 1:
-        try:
-            return operator.index(indices[0])
-        except TypeError:
-            pass
-    return one_dimensional(indices)
-
-
-def one_dimensional(indices: Any) -> Any:
-    """SGLang's list of one component's indices as an array."""
-    if type(indices) is np.ndarray and indices.ndim == 1:
-        return indices
-    return np.asarray(indices).reshape(-1)

@@ -7,30 +7,39 @@ and the port, because SGLang's routers put them there.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple, get_type_hints
 
 from statelink.backend import close_in_children
 
-__all__ = ["PATH", "SCHEMA", "BootstrapServer", "Row"]
+__all__ = ["MOST_ROOMS", "PATH", "ROOMS_PATH", "SCHEMA", "BootstrapServer", "Row"]
 
 log = logging.getLogger("statelink.sglang")
 
 PATH = "/statelink"
 """Ranks put themselves here, and decode gets the instances from here."""
 
-SCHEMA = 1
+ROOMS_PATH = "/statelink/rooms"
+"""DP ranks of prefill put the rooms that they have here, and decode posts the rooms that it looks for."""
+
+SCHEMA = 2
 """Version of the rows and of the answers. Both sides must have the same one; any other is refused."""
 
 MAX_BODY = 1 << 16
 """Most bytes of a row."""
 MAX_RANKS = 4096
 """Most ranks of all DP ranks together."""
+MOST_ROOMS = 2000
+"""Most rooms in one message. Each has at most 20 characters."""
+KEPT_ROOMS = 1 << 18
+"""Rooms whose DP ranks are kept. The oldest one goes first: decode has asked for it long ago, or never will."""
 MAX_ANSWER = 4 << 20
 """Most bytes of an answer: 1 KiB for each rank."""
 MAX_NAME = 512
@@ -49,6 +58,7 @@ class Row(NamedTuple):
         address: Where its link listens.
         dp_rank: Which of the server's DP ranks the instance is.
         dp_size: DP ranks of the server.
+        follows: Whether the room of a request alone says which DP rank has it. Otherwise, decode has to ask.
         http_port: Where the server takes requests.
     """
 
@@ -59,6 +69,7 @@ class Row(NamedTuple):
     address: str
     dp_rank: int
     dp_size: int
+    follows: bool
     http_port: int
 
     @classmethod
@@ -117,7 +128,59 @@ class _Ranks:
             {"instance": rows[0].instance, "addresses": [rows[rank].address for rank in range(rows[0].ranks)]}
             for _, rows in sorted(instances.items())
         ]
-        return {"schema": SCHEMA, "http_port": some.http_port, "instances": listed}
+        return {
+            "schema": SCHEMA,
+            "http_port": some.http_port,
+            "follows": all(row.follows for rows in instances.values() for row in rows.values()),
+            "instances": listed,
+        }
+
+
+class _Rooms:
+    """Which DP rank has which room. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ranks: dict[int, int] = {}
+        """The room that was put last is the last one."""
+
+    def put(self, given: Any) -> None:
+        """Note the rooms of a DP rank.
+
+        Raises:
+            ValueError: The JSON does not say which.
+        """
+        rank, rooms = _rooms_of(given, "dp_rank"), _rooms_of(given, "rooms")
+        if type(rank) is not int or not 0 <= rank < MAX_RANKS:
+            raise ValueError(f"DP rank {rank!r:.80}")
+        with self._lock:
+            for room in rooms:
+                self._ranks.pop(room, None)
+                self._ranks[room] = rank
+            for room in list(itertools.islice(self._ranks, max(0, len(self._ranks) - KEPT_ROOMS))):
+                del self._ranks[room]
+
+    def ranks(self, given: Any) -> dict[str, Any]:
+        """The DP ranks of the rooms that are asked for, as far as they are known.
+
+        Raises:
+            ValueError: The JSON does not say for which.
+        """
+        rooms = _rooms_of(given, "rooms")
+        with self._lock:
+            found = {str(room): self._ranks[room] for room in rooms if room in self._ranks}
+        return {"schema": SCHEMA, "ranks": found}
+
+
+def _rooms_of(given: Any, key: str) -> Any:
+    if not isinstance(given, dict) or given.get("schema") != SCHEMA or key not in given:
+        raise ValueError(f"version {SCHEMA} of this message has {key!r}")
+    found = given[key]
+    if key == "rooms" and (
+        type(found) is not list or len(found) > MOST_ROOMS or not all(type(room) is int for room in found)
+    ):
+        raise ValueError(f"rooms are listed as numbers, at most {MOST_ROOMS} at once")
+    return found
 
 
 class BootstrapServer:
@@ -128,7 +191,7 @@ class BootstrapServer:
     """
 
     def __init__(self, host: str, port: int) -> None:
-        handler = type("_Handler", (_Handler,), {"ranks": _Ranks()})
+        handler = type("_Handler", (_Handler,), {"ranks": _Ranks(), "rooms": _Rooms()})
         listener = _Listener6 if ":" in host else _Listener
         try:
             self._server = listener((host, port), handler)
@@ -172,25 +235,34 @@ class _Listener6(_Listener):
 
 class _Handler(BaseHTTPRequestHandler):
     ranks: _Ranks
+    rooms: _Rooms
     timeout = TIMEOUT
     protocol_version = "HTTP/1.1"
 
     def do_PUT(self) -> None:
-        """A rank says where it is."""
-        if self.path != PATH:
+        """A rank says where it is, or which rooms it has."""
+        takers = {PATH: lambda given: self.ranks.put(Row.read(given)), ROOMS_PATH: self.rooms.put}
+        self._take(takers.get(self.path))
+
+    def do_POST(self) -> None:
+        """Decode asks which DP ranks have rooms."""
+        self._take(self.rooms.ranks if self.path == ROOMS_PATH else None)
+
+    def _take(self, taker: Callable[[Any], dict[str, Any] | None] | None) -> None:
+        """Answer a request that has a body of JSON."""
+        if taker is None:
             self._answer(404, {"error": f"no such path: {self.path:.80}"})
             return
         try:
             length = int(self.headers.get("Content-Length", "-1"))
             if not 0 <= length <= MAX_BODY:
                 raise ValueError(f"a body of {length} bytes")
-            row = Row.read(json.loads(self.rfile.read(length)))
+            answer = taker(json.loads(self.rfile.read(length)))
         except (ValueError, RecursionError) as error:  # the latter if the JSON is nested too deeply
             self.close_connection = True
             self._answer(400, {"error": str(error)})
             return
-        self.ranks.put(row)
-        self._answer(200, {"schema": SCHEMA})
+        self._answer(200, answer or {"schema": SCHEMA})
 
     def do_GET(self) -> None:
         """Decode asks where the ranks are; a probe asks whether this server lives."""

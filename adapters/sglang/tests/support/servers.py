@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import threading
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import engine_processes
 from engine_environments import SGLANG
 from engine_processes import ANSWER_SECONDS, HttpServer, free_port
+
+from .forks import PATH, fork_server
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,18 +34,37 @@ class Answer(engine_processes.Answer):
 
 
 class Server(HttpServer[Answer]):
-    """One server, and everything that it started."""
+    """One server, and everything that it started. It has the overlap schedule, as SGLang's servers have by default.
+
+    Args:
+        name: For messages, and for the log.
+        folder: Where the log is.
+        arguments: Options of SGLang's, after those that every server here has.
+        environment: Changes to this process's environment.
+        ordinary: Whether it is started as a user starts it, and not forked from a process with SGLang's imports.
+    """
 
     answers = Answer
 
-    def __init__(self, name: str, folder: Path, arguments: Sequence[str], environment: dict[str, str]) -> None:
+    def __init__(
+        self, name: str, folder: Path, arguments: Sequence[str], environment: dict[str, str], *, ordinary: bool = False
+    ) -> None:
+        self._ordinary = ordinary
         command = [
-            *(sys.executable, "-W", "ignore", "-m", "sglang.launch_server", "--device", "cpu", "--dtype", "float32"),
-            *("--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--grammar-backend", "none"),
-            *("--disable-overlap-schedule", "--skip-server-warmup", "--max-running-requests", "8"),
-            *arguments,
+            *("--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"),
+            *("--sampling-backend", "pytorch", "--grammar-backend", "none", "--skip-server-warmup"),
+            *("--max-running-requests", "8", *arguments),
         ]
         super().__init__(name, folder, command, {**SGLANG, **environment})
+
+    def _start(self, command: Sequence[str], environment: dict[str, str], pipes: dict[str, Any]) -> Any:
+        if not self._ordinary:
+            return fork_server(command, environment, self.log)
+        path = [*map(str, PATH), environment.get("PYTHONPATH", "")]
+        environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+        return super()._start(
+            [sys.executable, "-W", "ignore", "-m", "support.launch", *command], environment, pipes
+        )
 
     def tell(self, path: str, **body: Any) -> None:
         """POST an order to the server, which must take it."""
@@ -63,7 +85,9 @@ class Pair:
         prefill: Sequence[str] = (),
         decode: Sequence[str] = (),
         environment: dict[str, str] | None = None,
+        ordinary: bool = False,
     ) -> None:
+        self._ordinary = ordinary
         self._folder, self._environment = folder, {"STATELINK_SGLANG_CONFIG": json.dumps(config), **(environment or {})}
         self.bootstrap_port = free_port()
         shared = ["--model-path", str(model), "--max-total-tokens", "2048", *common]
@@ -80,7 +104,7 @@ class Pair:
         self.decode = self.start("decode")
 
     def start(self, role: str) -> Server:
-        return Server(role, self._folder, self._arguments[role], self._environment)
+        return Server(role, self._folder, self._arguments[role], self._environment, ordinary=self._ordinary)
 
     def body(self, prompt: Sequence[int], count: int = 8, **more: Any) -> dict[str, Any]:
         """A request as SGLang's router posts it to both servers."""

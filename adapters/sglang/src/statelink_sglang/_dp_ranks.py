@@ -1,0 +1,135 @@
+"""Which of prefill's DP ranks has a request, where the room alone does not say it.
+
+SGLang's controller on prefill may give a request to any DP rank. The scheduler that gets it tells the bootstrap server
+of its own server, and decode asks that server. Neither waits on a scheduler's thread, and both send many rooms at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+
+from statelink.backend import logger
+
+from ._http import ask_ranks, put_rooms
+from ._server import MOST_ROOMS
+
+__all__ = ["Announcer", "RankFinder"]
+
+log = logger("statelink.sglang")
+
+PAUSE_SECONDS = 0.01
+"""Least seconds between two exchanges of one thread with one bootstrap server."""
+LONGEST_PAUSE = 0.1
+"""Seconds between two questions for rooms that no DP rank of prefill has got yet, in the end."""
+FAILED_PAUSE = 0.5
+"""Seconds until a bootstrap server that did not answer is asked again."""
+ANSWER_SECONDS = 5.0
+"""Seconds that a bootstrap server may take for an answer."""
+ASKED_AT_ONCE = 128
+"""Most bootstrap servers that are asked at one time."""
+
+
+class Announcer:
+    """Tells the bootstrap server of prefill which rooms a DP rank has. A daemon thread does it, until the process ends.
+
+    Args:
+        address: ``host:port`` of the bootstrap server.
+        rank: The DP rank.
+
+    Attributes:
+        put: Takes a room. Does not block. Any thread.
+    """
+
+    def __init__(self, address: str, rank: int) -> None:
+        self._address, self._rank = address, rank
+        self._rooms: SimpleQueue[int] = SimpleQueue()
+        self.put: Callable[[int], None] = self._rooms.put
+        threading.Thread(target=self._run, name="statelink-announce", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            rooms = [self._rooms.get()]
+            while len(rooms) < MOST_ROOMS and not self._rooms.empty():
+                rooms.append(self._rooms.get())
+            while not self._told(rooms):
+                time.sleep(FAILED_PAUSE)
+            time.sleep(PAUSE_SECONDS)
+
+    def _told(self, rooms: Sequence[int]) -> bool:
+        try:
+            put_rooms(self._address, self._rank, rooms, ANSWER_SECONDS)
+        except (OSError, ValueError) as error:
+            log.warning("the bootstrap server %s does not take the rooms of DP rank %d: %s", *self._described(error))
+            return False
+        return True
+
+    def _described(self, error: Exception) -> tuple[str, int, Exception]:
+        return self._address, self._rank, error
+
+
+class RankFinder:
+    """Asks bootstrap servers which DP rank has a room, until one has it or the room is forgotten.
+
+    One thread of a pool asks one server, for all rooms that are looked for there.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wanted: dict[str, set[int]] = {}
+        """By server, the rooms whose rank is not known. A server is here for as long as a thread asks it."""
+        self._found: dict[tuple[str, int], int] = {}
+        self._pool = ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="statelink-dp-ranks")
+
+    def find(self, address: str, room: int) -> int | None:
+        """The DP rank that has a room, if it is known by now. If not, the server is asked. Does not block."""
+        found = self._found.get((address, room))
+        if found is None:
+            with self._lock:
+                rooms = self._wanted.get(address)
+                if rooms is None:
+                    self._wanted[address] = {room}
+                    self._pool.submit(self._ask, address)
+                else:
+                    rooms.add(room)
+        return found
+
+    def forget(self, address: str, room: int) -> None:
+        """Nobody looks for the room any more. Does not block."""
+        with self._lock:
+            self._wanted.get(address, set()).discard(room)
+            self._found.pop((address, room), None)
+
+    def _ask(self, address: str) -> None:
+        """Runs on a thread of the pool, while rooms are looked for at one server."""
+        pause, asked = PAUSE_SECONDS, set[int]()
+        while True:
+            with self._lock:
+                rooms = self._wanted[address]
+                if not rooms:
+                    del self._wanted[address]
+                    return
+                new = rooms - asked
+                asked = set(sorted(rooms, key=asked.__contains__)[:MOST_ROOMS])
+            pause = PAUSE_SECONDS if new else min(2 * pause, LONGEST_PAUSE)
+            try:
+                found = ask_ranks(address, sorted(asked), ANSWER_SECONDS)
+            except (OSError, ValueError) as error:
+                log.debug("the bootstrap server %s does not say which DP ranks have rooms: %s", address, error)
+                pause = FAILED_PAUSE
+            except Exception:  # a defect here must not end the questions
+                log.exception("asking the bootstrap server at %s for DP ranks", address)
+                pause = FAILED_PAUSE
+            else:
+                self._answered(address, found)
+            time.sleep(pause)
+
+    def _answered(self, address: str, found: dict[int, int]) -> None:
+        with self._lock:
+            rooms = self._wanted[address]
+            for room in rooms & found.keys():
+                rooms.discard(room)
+                self._found[address, room] = found[room]

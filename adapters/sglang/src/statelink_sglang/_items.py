@@ -1,0 +1,40 @@
+"""SGLang's lists of indices, as the items of a request that a link takes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ._inventory import StateLists
+
+__all__ = ["add_states"]
+
+
+def add_states(items: dict[str, Any], lists: StateLists, states: Sequence[Any]) -> None:
+    """Add SGLang's lists of indices of its state types to the items of a request, by component.
+
+    Raises:
+        ValueError: There are not as many lists as state types.
+    """
+    for name, indices in zip(lists.states, states, strict=True):
+        items[name] = _one_dimensional(indices) if name in lists.whole else _one(indices)
+
+
+def _one(indices: Any) -> Any:
+    """The one index of a request, such as of recurrent state, which SGLang lists as a scalar array in a list."""
+    if type(indices) is list and len(indices) == 1:
+        try:
+            return operator.index(indices[0])
+        except TypeError:
+            pass
+    return _one_dimensional(indices)
+
+
+def _one_dimensional(indices: Any) -> Any:
+    """SGLang's list of one component's indices as an array."""
+    if type(indices) is np.ndarray and indices.ndim == 1:
+        return indices
+    return np.asarray(indices).reshape(-1)

@@ -39,7 +39,8 @@ def _row(
 ) -> dict[str, Any]:
     place = {"rank": rank, "ranks": ranks, "dp_rank": dp[0], "dp_size": dp[1]}
     address = f"tcp://127.0.0.1:{7000 + 10 * dp[0] + rank}"
-    return {"schema": SCHEMA, "instance": instance, **place, "address": address, "http_port": 30000, **more}
+    own = {"address": address, "follows": True, "http_port": 30000}
+    return {"schema": SCHEMA, "instance": instance, **place, **own, **more}
 
 
 def _wait(condition: Callable[[], Any]) -> Any:
@@ -135,7 +136,7 @@ def test_a_prefill_that_answers_no_more_is_gone(server: BootstrapServer, directo
         ({"schema": "x" * 60_000}, "version 'xxx"),
         ({"schema": SCHEMA + 1}, f"version {SCHEMA + 1} of its answers, not {SCHEMA}"),
         ({"schema": SCHEMA, "instances": []}, "an answer of another kind"),
-        ({"schema": SCHEMA, "http_port": 1, "instances": []}, "an answer without ranks"),
+        ({"schema": SCHEMA, "http_port": 1, "follows": True, "instances": []}, "an answer without ranks"),
         ({"schema": SCHEMA, "http_port": 1, "instances": [7]}, "an answer of another kind"),
         ({"schema": SCHEMA, "http_port": float("inf"), "instances": []}, "an answer of another kind"),
         ([], "an answer of another kind"),

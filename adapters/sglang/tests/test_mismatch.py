@@ -238,7 +238,8 @@ def _retracted(target: Side, port: int, **payload: Any) -> Any:
 def test_prefill_is_asked_to_compute_a_retracted_request_anew(pair: tuple[Side, Side], prefill_http: Any) -> None:
     receiver = _retracted(pair[1], prefill_http.server_port, rid="a", input_ids=[5, 6])
     until(lambda: SUCCESS if prefill_http.seen else WAITING, SUCCESS)
-    assert prefill_http.seen == [("/generate", {"rid": "a", "input_ids": [5, 6]})]
+    rank = {"routed_dp_rank": 0, "disagg_prefill_dp_rank": 0}
+    assert prefill_http.seen == [("/generate", {"rid": "a", "input_ids": [5, 6], **rank})]
     assert receiver.poll() not in (FAILED, SUCCESS)
     receiver.abort()
 

@@ -56,7 +56,7 @@ def test_json_and_a_file_say_the_same(tmp_path: Path) -> None:
         ('{"siblings": []}', "has the key 'siblings'"),
         ('{"sglang": {"alow": []}}', "wrong keys"),
         ('{"sglang": {"rows": "none"}}', "wrong value.*\n.*'rows' is 'required' or 'optional'"),
-        ('{"sglang": {"allow": ["magic"]}}', "wrong value.*\n.*cuda, overlap"),
+        ('{"sglang": {"allow": ["magic"]}}', "wrong value.*\n.*cuda, nodes"),
     ],
 )
 def test_wrong_options_are_refused_with_the_reason(given: str, said: str) -> None:
@@ -64,9 +64,9 @@ def test_wrong_options_are_refused_with_the_reason(given: str, said: str) -> Non
         _read(given)
 
 
-def _server(*, device: str = "cpu", draft: bool = False, states: tuple[str, ...] = ("swa",), **changes: Any) -> Server:
+def _server(*, device: str = "cpu", states: tuple[str, ...] = ("swa",), **changes: Any) -> Server:
     groups: dict[str, dict[str, Any]] = {
-        "args": {"disable_overlap_schedule": True, "tokenizer_worker_num": 1, "enable_hierarchical_cache": False},
+        "args": {"tokenizer_worker_num": 1, "speculative_algorithm": None},
         "parallel": {"pp_size": 1, "attn_cp_size": 1, "dp_size": 1},
         "disagg": {"disaggregation_decode_allocation_policy": "early"},
     }
@@ -74,15 +74,25 @@ def _server(*, device: str = "cpu", draft: bool = False, states: tuple[str, ...]
         group, _, key = name.partition("__")
         groups[group][key] = value
     args, parallel, disagg = (SimpleNamespace(**groups[name]) for name in ("args", "parallel", "disagg"))
-    return Server("prefill", args, parallel, disagg, device, draft, states)
+    return Server("prefill", args, parallel, disagg, device, states)
 
 
-def test_a_state_type_that_was_never_tested_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"\(qsa_pending, block_scale\)"):
-        check_server(_server(states=("swa", "qsa_pending", "block_scale")), ())
+def test_a_state_type_that_is_not_supported_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"type 'of_tomorrow' is not supported; .*'of_next_week' is"):
+        check_server(_server(states=("swa", "of_tomorrow", "of_next_week")), ALLOWED)
 
 
-@pytest.mark.parametrize("changes", [{}, {"parallel__dp_size": 2}, {"parallel__dp_size": 1}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"parallel__dp_size": 2},
+        {"parallel__dp_size": 2, "parallel__load_balance_method": "round_robin"},
+        {"parallel__attn_dp_size": 8, "parallel__load_balance_method": "total_tokens"},
+        {"parallel__pp_size": 4},
+        *({"args__speculative_algorithm": name} for name in ("EAGLE", "EAGLE3", "NEXTN", "DSPARK", "DFLASH")),
+    ],
+)
 def test_a_server_that_was_tested_is_accepted(changes: dict[str, Any]) -> None:
     check_server(_server(**changes), ())
 
@@ -90,11 +100,8 @@ def test_a_server_that_was_tested_is_accepted(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("server", "said"),
     [
-        (_server(parallel__pp_size=2), "pp_size is 2"),
-        (
-            _server(parallel__dp_size=2, parallel__load_balance_method="round_robin"),
-            "follow_bootstrap_room .*round_robin",
-        ),
+        (_server(args__speculative_algorithm="STANDALONE"), "STANDALONE: SGLang's decode cannot start its draft"),
+        (_server(args__speculative_algorithm="NGRAM"), "NGRAM: SGLang's decode cannot start its draft"),
         (_server(parallel__attn_cp_size=2), "attn_cp_size is 2"),
         (_server(args__tokenizer_worker_num=2), "tokenizer-worker-num must be 1"),
         (_server(disagg__enable_pd_role_switch=True), "enable-pd-role-switch"),
@@ -110,27 +117,21 @@ def test_what_cannot_work_is_refused_even_if_everything_is_allowed(server: Serve
     ("word", "server"),
     [
         ("cuda", _server(device="cuda:0")),
-        ("overlap", _server(args__disable_overlap_schedule=False)),
-        ("draft", _server(draft=True)),
-        ("hicache", _server(args__enable_hierarchical_cache=True)),
-        ("checksum", _server(disagg__disaggregation_enable_kv_checksum=True)),
         ("nodes", _server(parallel__nnodes=2)),
-        ("state_types", _server(states=("swa", "qsa_pending"))),
-        ("dp_attention", _server(parallel__attn_dp_size=2)),
     ],
 )
-def test_what_was_never_tested_needs_the_operators_word(word: str, server: Server) -> None:
+def test_what_only_hardware_can_show_needs_the_operators_word(word: str, server: Server) -> None:
     with pytest.raises(ConfigError, match=f'"allow": \\["{word}"\\]'):
         check_server(server, set(ALLOWED) - {word})
     check_server(server, {word})
 
 
 def test_an_option_counts_as_sglang_has_resolved_it() -> None:
-    given = ServerArgs(model_path="unused", disable_overlap_schedule=True)
+    given = ServerArgs(model_path="unused")
     server = _server()._replace(args=given)
     check_server(server, ())
-    declare_resolution(given, "a hook of SGLang", enable_hierarchical_cache=True)
-    with pytest.raises(ConfigError, match='"allow": \\["hicache"\\]'):
+    declare_resolution(given, "a hook of SGLang", enable_hisparse=True)
+    with pytest.raises(ConfigError, match="enable_hisparse is not supported"):
         check_server(server, ())
 
 
@@ -150,8 +151,8 @@ class _Asked:
 def test_every_option_that_is_looked_at_is_one_of_sglangs(role: str) -> None:
     """An option that SGLang has not, or has elsewhere, would be refused never."""
     args, parallel, disagg = _Asked(), _Asked(), _Asked()
-    check_server(Server(role, args, parallel, disagg, "cpu", draft=False), ALLOWED)
-    assert len(args.names) >= 5
+    check_server(Server(role, args, parallel, disagg, "cpu"), ALLOWED)
+    assert len(args.names) >= 4
     assert args.names <= set(ServerArgs.__struct_fields__)
     assert disagg.names <= set(Disagg.__struct_fields__)
     derived = {name for name, each in vars(Parallel).items() if isinstance(each, Derived)}
@@ -162,12 +163,9 @@ def test_every_option_that_is_looked_at_is_one_of_sglangs(role: str) -> None:
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
-        ("SGLANG_DISAGG_STAGING_BUFFER", "1"),
         ("SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE", "false"),
         ("SGLANG_RUST_SERVER", "true"),
-        ("SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK", "1"),
         ("SGLANG_MM_SKIP_COMPUTE_HASH", "1"),
-        ("SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK", "y"),
         ("SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE", "N"),
     ],
 )

@@ -118,6 +118,27 @@ def test_64_requests_at_once_get_their_own_tokens(pair: Pair, llama: Path) -> No
     assert wrong == []
 
 
+@pytest.mark.smoke
+@pytest.mark.parametrize("samples", [2, 5])
+def test_every_sample_of_a_request_has_its_tokens(pair: Pair, llama: Path, samples: int) -> None:
+    prompt = _prompt(37 + samples, 70)
+    params = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True, "n": samples}
+    for _ in range(2):
+        first, second = pair.generate(prompt, sampling_params=params)
+        assert (first.status, second.status) == (200, 200), (first, second)
+        assert [each["output_ids"] for each in second.body] == [generate(llama, prompt, 8)] * samples
+
+
+def test_samples_of_a_batch_have_the_tokens_of_their_prompts(pair: Pair, llama: Path) -> None:
+    prompts = [_prompt(seed, 20 + seed) for seed in (41, 42)]
+    params = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True, "n": 2}
+    batch = {"input_ids": prompts, "sampling_params": params, "return_logprob": True}
+    _, second = pair.generate(prompts[0], **batch)
+    assert second.status == 200, second
+    assert [each["output_ids"] for each in second.body] == [generate(llama, each, 6) for each in prompts for _ in "ab"]
+    assert all(len(each["meta_info"]["output_token_logprobs"]) == 6 for each in second.body)
+
+
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_an_abort_ends_a_request_that_waits_for_the_other_side(pair: Pair, llama: Path, role: str) -> None:
     server: Server = getattr(pair, role)

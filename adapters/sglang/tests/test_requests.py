@@ -36,12 +36,11 @@ class _Request(SimpleNamespace):
         self.said = error_msg
 
 
-def _request(samples: int = 1, logprobs: int = 0, **more: Any) -> _Request:
+def _request(logprobs: int = 0, **more: Any) -> _Request:
     given: dict[str, Any] = {
         "bootstrap_host": "127.0.0.1",
         "bootstrap_port": 8998,
         "bootstrap_room": ROOM,
-        "sampling_params": SimpleNamespace(n=samples),
         "logprob": SimpleNamespace(top_logprobs_num=logprobs),
         "return_logprob": logprobs > 0,
     }
@@ -67,7 +66,6 @@ BOTH = [
     (_request(bootstrap_host=FAKE_HOST, bootstrap_room=1 << 63), "the request has the room"),
     (_request(bootstrap_host=FAKE_HOST, bootstrap_room=-1), "the request has the room"),
     (_request(logprobs=WIDTH + 1), "asks for 129 top logprobs, and the row of a request holds 128"),
-    (_request(samples=3), "asks for 3 samples (n), and SGLang gives all samples of a request one room; n must be 1"),
 ]
 DECODE = [
     *(
@@ -81,7 +79,7 @@ GOOD = [
     _request(bootstrap_room=1),
     _request(bootstrap_room=(1 << 63) - 1),
     _request(bootstrap_host="::1", logprobs=WIDTH),
-    _request(bootstrap_host=FAKE_HOST, bootstrap_room=0, samples=2),
+    _request(bootstrap_host=FAKE_HOST, bootstrap_room=0),
     _request(logprobs=WIDTH + 1, return_logprob=False),
 ]
 
@@ -132,7 +130,6 @@ def pair(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair
     ("fields", "said"),
     [
         ({"bootstrap_room": 1 << 63}, "the request has the room 9223372036854775808; a number above zero and below"),
-        ({"sampling_params": {"n": 2, "max_new_tokens": 2}}, "SGLang gives all samples of a request one room; n must"),
         ({"return_logprob": True, "top_logprobs_num": 200}, "the row of a request holds 128"),
     ],
 )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
 from statelink.backend import logger
@@ -29,8 +28,6 @@ FAILED_PAUSE = 0.5
 """Seconds until a bootstrap server that did not answer is asked again."""
 ANSWER_SECONDS = 5.0
 """Seconds that a bootstrap server may take for an answer."""
-ASKED_AT_ONCE = 128
-"""Most bootstrap servers that are asked at one time."""
 
 
 class Announcer:
@@ -74,7 +71,8 @@ class Announcer:
 class RankFinder:
     """Asks bootstrap servers which DP rank has a room, until one has it or the room is forgotten.
 
-    One thread of a pool asks one server, for all rooms that are looked for there.
+    A daemon thread asks one server, for all rooms that are looked for there, and ends when there are none. Only servers
+    that have answered as prefill servers are asked, so these threads are few.
     """
 
     def __init__(self) -> None:
@@ -82,7 +80,6 @@ class RankFinder:
         self._wanted: dict[str, set[int]] = {}
         """By server, the rooms whose rank is not known. A server is here for as long as a thread asks it."""
         self._found: dict[tuple[str, int], int] = {}
-        self._pool = ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="statelink-dp-ranks")
 
     def find(self, address: str, room: int) -> int | None:
         """The DP rank that has a room, if it is known by now. If not, the server is asked. Does not block."""
@@ -92,7 +89,7 @@ class RankFinder:
                 rooms = self._wanted.get(address)
                 if rooms is None:
                     self._wanted[address] = {room}
-                    self._pool.submit(self._ask, address)
+                    threading.Thread(target=self._ask, args=(address,), name="statelink-dp-ranks", daemon=True).start()
                 else:
                     rooms.add(room)
         return found
@@ -104,7 +101,7 @@ class RankFinder:
             self._found.pop((address, room), None)
 
     def _ask(self, address: str) -> None:
-        """Runs on a thread of the pool, while rooms are looked for at one server."""
+        """Runs on a thread of its own, while rooms are looked for at one server."""
         pause, asked = PAUSE_SECONDS, set[int]()
         while True:
             with self._lock:

@@ -185,15 +185,14 @@ class Manager(BaseKVManager):
         self._finder: RankFinder | None = None
         self.follows = _follows(parallel)
         """Whether a request's room says which DP rank of this prefill server has it."""
-        self.announcer: Announcer | None = None
-        """Tells decode which requests came to this DP rank, if their rooms do not say it."""
+        self._announcer: Announcer | None = None
         if self.role == "decode":
             self._directory, self._finder = Directory(), RankFinder()
             self.raise_limit(queue.transfer_queue)
         else:
             self.calls = Calls()
             if not self.follows and self.dp[1] > 1 and self._rank == 0:
-                self.announcer = Announcer(_bootstrap_address(), self.dp[0])
+                self._announcer = Announcer(_bootstrap_address(), self.dp[0])
             self.register_to_bootstrap()
         log.info(
             "Statelink backend %r moves %s of this %s rank %d of %d%s; its link listens at %s",
@@ -314,6 +313,14 @@ class Manager(BaseKVManager):
         )
         where = _bootstrap_address()
         threading.Thread(target=_register, args=(where, row), name="statelink-register", daemon=True).start()
+
+    def announce(self, room: int) -> None:
+        """Tell decode that a request came to this DP rank, as its room does not say it. Does not block.
+
+        One rank tells it for all ranks of the DP rank.
+        """
+        if self._announcer is not None:
+            self._announcer.put(room)
 
     # Decode: where prefill is. `prefill_info_table` and the names of these methods are SGLang's.
 

@@ -70,9 +70,9 @@ class Sender(Transfer, BaseKVSender):
             return
         if not req_has_disagg_prefill_dp_rank:  # else decode knows the DP rank from the request
             rank, ranks = mgr.dp
-            if mgr.announcer is not None:
-                mgr.announcer.put(bootstrap_room)
-            elif mgr.follows and bootstrap_room % ranks != rank:
+            if not mgr.follows:
+                mgr.announce(bootstrap_room)
+            elif ranks > 1 and bootstrap_room % ranks != rank:
                 self.fail(
                     f"the request came to DP rank {rank} of {ranks} on prefill, and decode looks for its room "
                     f"{bootstrap_room} on DP rank {bootstrap_room % ranks}; name 'disagg_prefill_dp_rank' in the "

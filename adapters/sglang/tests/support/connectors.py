@@ -100,7 +100,10 @@ def make_manager(role: str, connector: str, given: Any, classes: Classes, made: 
         metadata_buffers=made.pools.metadata,
         transfer_queue=SimpleNamespace(deferred_kv_release_timeout=30.0),
         scheduler=SimpleNamespace(
-            model_config=config, req_to_token_pool=made.pools.requests, sliding_window_size=made.pools.window
+            model_config=config,
+            req_to_token_pool=made.pools.requests,
+            sliding_window_size=made.pools.window,
+            enable_overlap=False,
         ),
     )
     from statelink_sglang.backend import around_init_kv_manager  # imports SGLang's queues, after its plugins

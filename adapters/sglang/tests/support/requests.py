@@ -83,11 +83,11 @@ def deadly() -> list[ClientRequest]:
         ClientRequest(GENERATE, {"bootstrap_host": FAKE_HOST, **logprobs}),
         ClientRequest(COMPLETIONS, {"bootstrap_host": None}, ("decode",)),
         ClientRequest(COMPLETIONS, {"bootstrap_room": (1 << 64) - 1}),
-        ClientRequest(GENERATE, {"sampling_params": {"n": 2, "max_new_tokens": 2}}),
     ]
 
 
 def _others() -> Iterator[ClientRequest]:
+    yield ClientRequest(GENERATE, {"sampling_params": {"n": 2, "max_new_tokens": 2}})
     batch = {"input_ids": [PROMPT, PROMPT[1:]]}
     yield ClientRequest(GENERATE, batch)
     for name, values in (("bootstrap_room", [[1 << 63, 5], [5, 5], [None, 6]]), ("bootstrap_host", [[None, ""]])):

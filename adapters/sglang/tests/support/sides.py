@@ -73,12 +73,14 @@ class Side(Manager, Memory):
         self._config = config or _config(role)
         self.link = self._open()
         self.calls = backend.Calls()
-        self.role, self._group, self._reopens = role, None, False
+        self.role, self._reopens = role, False
+        self._groups: list[Any] = []
+        self.stages, self.has_rows, self.follows, self._announcer, self._finder = 1, True, True, None, None
         self.timeouts = Timeouts(bootstrap=60.0, waiting=60.0)
         self.prefill_info_table = dict[str, Prefill]()
         self.declines = backend.Declines()
         self._held: dict[int, list[Any]] = {}
-        self._place = made.pools.tp
+        self._place, self._rank, self._ranks = made.pools.tp, rank, ranks
         self._executor: ThreadPoolExecutor | None = None
 
     def close(self) -> None:

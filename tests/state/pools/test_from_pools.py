@@ -191,6 +191,9 @@ def test_drafts() -> None:
     refused("get_kv_scale_buf_infos: it lists buffers", keys_pool(1), geometry(1, kv_heads=2), draft_pool=scaled)
 
 
-def test_metadata_rows_belong_to_the_last_stage() -> None:
+def test_metadata_rows_belong_to_the_last_stage_of_prefill_and_to_each_of_decode() -> None:
     given = geometry(2, kv_heads=2, stage=(0, 1))
-    refused("only the last pipeline stage", keys_pool(1), given, aux={"token": np.zeros((2, 16), np.int32)})
+    rows = {"token": np.zeros((2, 16), np.int32)}
+    refused("only the last pipeline stage", keys_pool(1), given, aux=rows)
+    found = state.from_pools(keys_pool(1), geometry=given, aux=rows, aux_on_each_stage=True)
+    assert [each.name for each in found] == ["kv", "aux"]

@@ -40,7 +40,7 @@ class Pools(NamedTuple):
         kind: Kind of the pools' memory: ``dram``, or a device with its number.
         rows_optional: Whether the other server may have no metadata rows.
         layers: The first layer of this pipeline stage, and one past its last; ``None`` if there is one stage.
-        rows: Whether this rank sends or reads metadata rows.
+        role: ``prefill`` or ``decode``.
     """
 
     pages: Any
@@ -53,7 +53,15 @@ class Pools(NamedTuple):
     kind: str = "dram"
     rows_optional: bool = False
     layers: tuple[int, int] | None = None
-    rows: bool = True
+    role: str = "prefill"
+
+    @property
+    def rows(self) -> bool:
+        """Whether this rank has metadata rows.
+
+        The last stage of prefill samples the first token, and fills the rows. Every stage of decode reads them.
+        """
+        return self.role == "decode" or self.layers is None or self.layers[1] == self.config.num_hidden_layers
 
 
 class StateLists(NamedTuple):
@@ -111,6 +119,7 @@ def describe_pools(pools: Pools, kv_args: Any) -> tuple[list[Any], StateLists]:
         draft_pool=pools.draft,
         aux=_rows(pools.metadata, kv_args) if pools.rows else None,
         aux_optional=pools.rows_optional,
+        aux_on_each_stage=pools.role == "decode",
     )
     found = {each.component.name: each for each in components}
     names = names_of(kv_args.state_types)

@@ -152,8 +152,7 @@ class Manager(BaseKVManager):
             kind=_memory_kind(str(pool.device), args.gpu_id),
             rows_optional=self._options.rows_optional,
             layers=_layers(queue.scheduler) if self.stages > 1 else None,
-            # The last stage of prefill samples the first token, and fills the rows. Every stage of decode reads them.
-            rows=self.role == "decode" or self._stage == self.stages - 1,
+            role=self.role,
         )
         self.metadata, self.vocabulary = queue.metadata_buffers, int(config.vocab_size)
         self.rows_optional = self._options.rows_optional
@@ -285,8 +284,19 @@ class Manager(BaseKVManager):
         link.close()
 
     def register_buffer_to_engine(self) -> None:
-        """Register the memory again, at the same addresses. Blocks."""
-        if not self._anywhere(self._reopens):
+        """Register the memory again, at the same addresses. Blocks.
+
+        Raises:
+            StatelinkError: The link could not be suspended, and this server has pipeline stages. They take memory back
+                one after the other, so they cannot tell each other where new links listen. SGLang ends the server.
+        """
+        if self.stages > 1 and self._reopens:
+            raise StatelinkError(
+                f"rank {self._rank} of {self._ranks} cannot take its memory back",
+                cause="its link could not be suspended when SGLang gave the memory away",
+                hint="start the server again",
+            )
+        if self.stages > 1 or not self._anywhere(self._reopens):
             self.link.resume()
         else:
             # A link that could not be suspended may still have the old memory registered.

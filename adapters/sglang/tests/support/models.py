@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 VOCABULARY = 512
 
 
-def make_llama(folder: Path, context: int = 2048) -> Path:
-    """Two layers of full attention with four heads, two of them KV heads, for prompts of ``context`` tokens."""
+def make_llama(folder: Path, context: int = 2048, layers: int = 2) -> Path:
+    """Layers of full attention with four heads, two of them KV heads, for prompts of ``context`` tokens."""
     return _make(
         folder,
         {
             "max_position_embeddings": context,
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
-            "num_hidden_layers": 2,
+            "num_hidden_layers": layers,
             "rope_theta": 10000.0,
             "tie_word_embeddings": False,
         },

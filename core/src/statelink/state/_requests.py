@@ -205,7 +205,8 @@ def aux_rows(
 ) -> Described:
     """Rows of metadata, one for each request: named arrays ``[rows, ...]``.
 
-    With pipeline parallelism, only the last stage's rows are authoritative. The other stages do not list them.
+    With pipeline parallelism, only the rows of prefill's last stage are authoritative. Its other stages do not list
+    them. On decode, each stage that reads rows lists its own.
 
     Args:
         rows: Name to its array.

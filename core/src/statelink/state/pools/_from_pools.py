@@ -33,6 +33,7 @@ def from_pools(
     draft_optional: bool = True,
     aux: Mapping[str, Any] | None = None,
     aux_optional: bool = False,
+    aux_on_each_stage: bool = False,
 ) -> list[Described]:
     """Describe what an engine's pools hold, without knowing their classes.
 
@@ -50,8 +51,11 @@ def from_pools(
             with the number of layers of the draft's pool. Needed if positions are dealt out over ranks (``cyclic``).
         draft_optional: Whether the other side may lack the draft. If it is false on prefill, a decode instance without
             a draft is a mismatch.
-        aux: Metadata rows by name, as for `aux_rows`. Every TP rank has the same. Only on the last pipeline stage.
+        aux: Metadata rows by name, as for `aux_rows`. Every TP rank has the same. On prefill only the last pipeline
+            stage has them, as it samples the first token.
         aux_optional: Whether the other side may have no metadata rows.
+        aux_on_each_stage: Whether this is a decode rank whose engine reads the rows on each of its stages. Each then
+            has rows of its own.
 
     Raises:
         StateError: Something in a pool cannot be described. The error names the pool's class and the method.
@@ -68,11 +72,11 @@ def from_pools(
     if request_pool is not None:
         found += _fallback(target, request_pool, reader)
     if aux:
-        if geometry.span[1] != geometry.layers:
+        if geometry.span[1] != geometry.layers and not aux_on_each_stage:
             raise StateError(
                 "only the last pipeline stage has metadata rows",
                 cause=f"this stage holds layers {geometry.span} of {geometry.layers}",
-                hint="pass no aux on the other stages",
+                hint="pass no aux on the other stages; on decode, say aux_on_each_stage if each of them reads the rows",
             )
         found.append(aux_rows(aux, replicated=True, optional=aux_optional, format=geometry.format))
     pools = [pool for walk in walks for pool in walk.pools()]

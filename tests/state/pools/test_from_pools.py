@@ -196,4 +196,4 @@ def test_metadata_rows_belong_to_the_last_stage_of_prefill_and_to_each_of_decode
     rows = {"token": np.zeros((2, 16), np.int32)}
     refused("only the last pipeline stage", keys_pool(1), given, aux=rows)
     found = state.from_pools(keys_pool(1), geometry=given, aux=rows, aux_on_each_stage=True)
-    assert [each.name for each in found] == ["kv", "aux"]
+    assert [each.component.name for each in found] == ["kv", "aux"]

@@ -62,8 +62,10 @@ def generate(folder: Path, prompt: list[int], count: int) -> list[int]:
 
 @functools.cache
 def _loaded(folder: Path) -> Any:
+    import torch
     from transformers import AutoModelForCausalLM
 
+    torch.set_num_threads(1)  # several would wait for each other beside schedulers that never sleep
     loader: Any = AutoModelForCausalLM
     return loader.from_pretrained(folder).float().eval()
 

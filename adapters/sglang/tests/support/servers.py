@@ -103,8 +103,10 @@ class Pair:
         self.prefill = self.start("prefill")
         self.decode = self.start("decode")
 
-    def start(self, role: str) -> Server:
-        return Server(role, self._folder, self._arguments[role], self._environment, ordinary=self._ordinary)
+    def start(self, role: str, name: str = "", *more: str) -> Server:
+        """Start a server of a role, with more options. It has a name of its own if there are several of the role."""
+        arguments = [*self._arguments[role], *more]
+        return Server(name or role, self._folder, arguments, self._environment, ordinary=self._ordinary)
 
     def body(self, prompt: Sequence[int], count: int = 8, **more: Any) -> dict[str, Any]:
         """A request as SGLang's router posts it to both servers."""

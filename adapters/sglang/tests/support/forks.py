@@ -135,15 +135,16 @@ class _Forks:
 
 def serve(descriptor: int) -> None:
     """Fork servers until the other end is closed, and say when one ended. One thread, so that forks are safe."""
+    from support import kernels
+
+    kernels.before_imports()
     for name in IMPORTED:
         importlib.import_module(name)
     import torch
 
-    from support import kernels
-
     torch.set_num_threads(1)
     torch._dynamo.config.disable = True
-    kernels.install()
+    kernels.after_imports()
     read, write = os.pipe()
     os.set_blocking(write, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)

@@ -14,7 +14,7 @@ VOCABULARY = 512
 
 def make_llama(folder: Path, context: int = 2048, layers: int = 2) -> Path:
     """Layers of full attention with four heads, two of them KV heads, for prompts of ``context`` tokens."""
-    return _make(
+    return make_model(
         folder,
         {
             "max_position_embeddings": context,
@@ -31,7 +31,7 @@ def make_windowed(folder: Path, window: int = 32) -> Path:
     """Three layers with a sliding window and one of full attention, which SGLang keeps in two pools."""
     kinds = ["sliding_attention"] * 3 + ["full_attention"]
     two_pools = {"is_hybrid_swa": True, "hybrid_layer_pattern": [1, 1, 1, 0]}
-    made = _make(
+    made = make_model(
         folder,
         {
             "architectures": ["Cohere2ForCausalLM"],
@@ -70,7 +70,8 @@ def _loaded(folder: Path) -> Any:
     return loader.from_pretrained(folder).float().eval()
 
 
-def _make(folder: Path, config: dict[str, Any]) -> Path:
+def make_model(folder: Path, config: dict[str, Any]) -> Path:
+    """A model of any family, with random weights: ``config`` is beside what all families have in common."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoConfig, AutoModelForCausalLM

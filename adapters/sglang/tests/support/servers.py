@@ -127,6 +127,31 @@ class Pair:
         return first.answer(), second.answer()
 
 
+class Alone:
+    """One server without disaggregation, to compare a pair with. A context manager: it is ready within."""
+
+    def __init__(
+        self, folder: Path, model: Path, arguments: Sequence[str], environment: dict[str, str] | None = None
+    ) -> None:
+        given = ["--model-path", str(model), "--max-total-tokens", "2048", *arguments]
+        self.server = Server("alone", folder, given, environment or {})
+
+    def __enter__(self) -> Alone:
+        try:
+            self.server.wait_ready()
+        except BaseException:
+            self.server.kill()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.server.kill()
+
+    def generate(self, prompt: Sequence[int], count: int = 8) -> Answer:
+        params = {"temperature": 0, "max_new_tokens": count, "ignore_eos": True}
+        return self.server.ask("/generate", {"input_ids": list(prompt), "sampling_params": params})
+
+
 class Posted:
     """A request that was sent, and whose answer comes later."""
 

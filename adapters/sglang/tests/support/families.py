@@ -1,0 +1,151 @@
+"""Tiny models of the families that people serve with prefill and decode apart, with random weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from .models import make_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = ["FAMILIES", "make_with_draft"]
+
+YARN = {
+    **{"type": "yarn", "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
+    **{"beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0},
+}
+LATENTS = {
+    **{"num_hidden_layers": 3, "num_key_value_heads": 4, "head_dim": 8, "v_head_dim": 16},
+    **{"q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8},
+    **{"rope_theta": 10000.0, "rope_scaling": YARN, "tie_word_embeddings": False},
+}
+EXPERTS = {
+    **{"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    **{"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0, "topk_method": "noaux_tc"},
+    **{"scoring_func": "sigmoid", "norm_topk_prob": True, "moe_layer_freq": 1, "first_k_dense_replace": 1},
+}
+
+
+def make_deepseek(folder: Path) -> Path:
+    """DeepSeek V3: latents, a dense layer, and two layers of experts."""
+    named = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+    return make_model(folder, {**LATENTS, **EXPERTS, **named})
+
+
+def make_sparse(folder: Path) -> Path:
+    """DeepSeek V3.2: the same with an indexer, which chooses 64 tokens."""
+    named = {"architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "first_k_dense_replace": 3}
+    indexer = {"index_n_heads": 4, "index_head_dim": 128, "index_topk": 64}
+    return make_model(folder, {**LATENTS, **EXPERTS, **named, **indexer})
+
+
+def make_qwen_next(folder: Path) -> Path:
+    """Qwen3-Next: three gated delta nets, one layer of attention, and experts."""
+    return make_model(
+        folder,
+        {
+            **{"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "num_hidden_layers": 4},
+            **{"layer_types": ["linear_attention"] * 3 + ["full_attention"], "full_attention_interval": 4},
+            **{"linear_conv_kernel_dim": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16},
+            **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "num_experts": 4, "num_experts_per_tok": 2},
+            **{"decoder_sparse_step": 1, "mlp_only_layers": [], "moe_intermediate_size": 32},
+            **{"shared_expert_intermediate_size": 32, "partial_rotary_factor": 0.5, "rope_theta": 10000.0},
+            "tie_word_embeddings": False,
+        },
+    )
+
+
+def make_falcon(folder: Path) -> Path:
+    """Falcon-H1: attention and Mamba 2 side by side in each layer."""
+    return make_model(
+        folder,
+        {
+            **{"architectures": ["FalconH1ForCausalLM"], "model_type": "falcon_h1", "num_hidden_layers": 3},
+            **{"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 16},
+            **{"mamba_d_conv": 4, "mamba_expand": 1, "mamba_chunk_size": 16, "mamba_rms_norm": False},
+            **{"rope_theta": 10000.0, "tie_word_embeddings": False},
+        },
+    )
+
+
+def make_nemotron(folder: Path) -> Path:
+    """Nemotron-H: two layers of Mamba 2, one of attention, and one without either."""
+    made = make_model(
+        folder,
+        {
+            **{"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "num_hidden_layers": 4},
+            **{"hybrid_override_pattern": "M*M-", "layers_block_type": ["mamba", "attention", "mamba", "mlp"]},
+            **{"mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 1, "ssm_state_size": 16, "conv_kernel": 4},
+            **{"chunk_size": 16, "expand": 1, "mlp_hidden_act": "relu2", "attention_head_dim": 16},
+            **{"layer_norm_epsilon": 1e-5, "norm_eps": 1e-5, "use_conv_bias": True, "n_routed_experts": 4},
+            **{"num_experts_per_tok": 2, "moe_intermediate_size": 32, "tie_word_embeddings": False},
+        },
+    )
+    # SGLang reads the layers and the groups from other names than transformers.
+    _change(made, {"hybrid_override_pattern": "M*M-", "mamba_n_groups": 1}, without=("layers_block_type", "layer_types"))
+    return made
+
+
+def make_kimi(folder: Path) -> Path:
+    """Kimi-Linear: three layers of Kimi's delta attention, one of latents without positions, and experts."""
+    return make_model(
+        folder,
+        {
+            **LATENTS,
+            **{"architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear", "num_hidden_layers": 4},
+            **{"q_lora_rank": None, "head_dim": 24, "mla_use_nope": True, "rope_scaling": None},
+            "linear_attn_config": {
+                **{"full_attn_layers": [4], "kda_layers": [1, 2, 3]},
+                **{"head_dim": 16, "num_heads": 4, "short_conv_kernel_size": 4},
+            },
+            **{"first_k_dense_replace": 0, "num_experts": 4, "num_experts_per_token": 2, "num_shared_experts": 1},
+            **{"moe_intermediate_size": 32, "moe_layer_freq": 1, "moe_router_activation_func": "sigmoid"},
+            **{"moe_renormalize": True, "routed_scaling_factor": 1.0, "num_expert_group": 1, "topk_group": 1},
+            "use_grouped_topk": True,
+        },
+    )
+
+
+FAMILIES: dict[str, Callable[[Path], Path]] = {
+    "deepseek": make_deepseek,
+    "sparse": make_sparse,
+    "qwen-next": make_qwen_next,
+    "falcon": make_falcon,
+    "nemotron": make_nemotron,
+    "kimi": make_kimi,
+}
+
+
+def make_with_draft(folder: Path) -> Path:
+    """DeepSeek V3 with one layer that predicts the token after the next, made so that some drafts are right."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    plain = make_deepseek(folder.with_name(f"{folder.name}-plain"))
+    shutil.copytree(plain, folder)
+    weights: dict[str, torch.Tensor] = load_file(folder / "model.safetensors")
+    last, draft = "model.layers.2.", "model.layers.3."
+    weights |= {name.replace(last, draft): each.clone() for name, each in weights.items() if name.startswith(last)}
+    size = weights["model.norm.weight"].shape[0]
+    mostly_hidden = [0.05 * torch.randn(size, size, generator=torch.Generator().manual_seed(3)), torch.eye(size)]
+    weights |= {
+        f"{draft}embed_tokens.weight": weights["model.embed_tokens.weight"].clone(),
+        f"{draft}shared_head.head.weight": weights["lm_head.weight"].clone(),
+        f"{draft}shared_head.norm.weight": weights["model.norm.weight"].clone(),
+        f"{draft}enorm.weight": torch.ones(size),
+        f"{draft}hnorm.weight": torch.ones(size),
+        f"{draft}eh_proj.weight": torch.cat(mostly_hidden, 1).contiguous(),
+    }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    _change(folder, {"num_nextn_predict_layers": 1})
+    return folder
+
+
+def _change(folder: Path, more: dict[str, Any], without: tuple[str, ...] = ()) -> None:
+    file = folder / "config.json"
+    config = {name: value for name, value in json.loads(file.read_text()).items() if name not in without}
+    file.write_text(json.dumps({**config, **more}, indent=1))

@@ -1,0 +1,26 @@
+"""Stands in for the kernels that SGLang has for no CPU of this kind, in plain torch: one file for each family.
+
+They are kernels only: what SGLang computes from tensors, on cards in Triton or CUDA and on some CPUs in C++. Everything
+that decides when a kernel runs, and on which pages and slots, is SGLang's own. The oracle of the tests is transformers,
+whose tokens a wrong kernel would not give; where transformers has no such model, one server without disaggregation.
+"""
+
+from __future__ import annotations
+
+from .. import events
+from . import attention, elementwise, hierarchy, recurrent, speculation
+
+__all__ = ["after_imports", "before_imports"]
+
+
+def before_imports() -> None:
+    """Put what SGLang's modules look for while they are imported, in this process."""
+    recurrent.before_imports()
+    elementwise.before_imports()
+
+
+def after_imports() -> None:
+    """Put the other kernels where SGLang looks for them, in this process. SGLang is imported."""
+    events.install()
+    for family in (attention, elementwise, hierarchy, recurrent, speculation):
+        family.after_imports()

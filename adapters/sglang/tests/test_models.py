@@ -1,0 +1,118 @@
+"""Real models of SGLang's, one family after the other: two servers each, over tcp, and the tokens of transformers.
+
+Their kernels are stand-ins (`support/kernels`). Everything else is SGLang's: pools, schedulers, layers, plans of pages.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from engine_processes import running
+from support.families import FAMILIES
+from support.models import VOCABULARY, generate
+from support.servers import Alone, Pair, Posted
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.servers
+
+CONFIG = {"backend": "tcp", "verify": "digest"}
+PAGES = ["--page-size", "16", "--chunked-prefill-size", "32"]
+CONVOLUTIONS = {"SGLANG_MAMBA_CONV_DTYPE": "float32"}
+"""By default SGLang keeps inputs of convolutions in bfloat16, and transformers does not."""
+CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+CACHED = ["--disaggregation-decode-enable-radix-cache"]
+
+
+class Case(NamedTuple):
+    """A pair of servers.
+
+    Attributes:
+        family: The model, one of `FAMILIES`.
+        moved: What decode's log says is moved.
+        common: Options of both servers.
+        prefill: Options of prefill.
+        decode: Options of decode.
+        environment: Variables of both.
+        cached: Tokens that decode holds already of 130, of which it has had 100; 0 if it keeps no prefixes.
+        alone: Whether one server without disaggregation says what is right.
+    """
+
+    family: str
+    moved: str
+    common: tuple[str, ...] = ()
+    prefill: tuple[str, ...] = ()
+    decode: tuple[str, ...] = ()
+    environment: dict[str, str] = {}  # noqa: RUF012
+    cached: int = 0
+    alone: bool = False
+
+
+TWO = ("--tp", "2")
+CASES = {
+    "deepseek": Case("deepseek", "kv, aux", decode=tuple(CACHED), cached=96),
+    "qwen-next": Case("qwen-next", "kv, mamba, aux", environment=CONVOLUTIONS),
+    "falcon": Case("falcon", "kv, mamba, aux", environment=CONVOLUTIONS),
+    "nemotron": Case("nemotron", "kv, mamba, aux", environment=CONVOLUTIONS),
+    "kimi": Case("kimi", "kv, mamba, aux", environment=CONVOLUTIONS),
+    "sparse": Case("sparse", "kv, dsa, aux", ("--page-size", "64", "--chunked-prefill-size", "64"), alone=True),
+    "deepseek-2-1": Case("deepseek", "kv, aux", prefill=TWO, environment=CORES),
+    "deepseek-1-2": Case("deepseek", "kv, aux", decode=TWO, environment=CORES),
+    "qwen-next-2-1": Case("qwen-next", "kv, mamba, aux", prefill=TWO, environment={**CORES, **CONVOLUTIONS}),
+    "qwen-next-1-2": Case("qwen-next", "kv, mamba, aux", decode=TWO, environment={**CORES, **CONVOLUTIONS}),
+    "kimi-2-1": Case("kimi", "kv, mamba, aux", prefill=TWO, environment={**CORES, **CONVOLUTIONS}),
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def find(family: str) -> Path:
+        if family not in made:
+            made[family] = FAMILIES[family](tmp_path_factory.mktemp("models") / family)
+        return made[family]
+
+    return find
+
+
+def _prompt(seed: int, length: int) -> list[int]:
+    return random.Random(seed).sample(range(4, VOCABULARY), length)
+
+
+LONGER = [*_prompt(100, 100), *_prompt(2, 30)]
+PROMPTS = [*(_prompt(length, length) for length in (5, 40, 100)), LONGER, LONGER]
+TOGETHER = [_prompt(500 + seed, 20 + 7 * seed) for seed in range(10)]
+
+
+def _right(case: Case, model: Path, folder: Path) -> Iterator[list[int]]:
+    """The tokens of `PROMPTS` and `TOGETHER`, as somebody says who has all of the state."""
+    if not case.alone:
+        yield from (generate(model, prompt, 8) for prompt in [*PROMPTS, *TOGETHER])
+        return
+    with Alone(folder, model, [*PAGES, *case.common]) as server:
+        yield from (server.generate(prompt, 8).tokens for prompt in [*PROMPTS, *TOGETHER])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_tokens_are_right(name: str, models: Callable[[str], Path], tmp_path: Path) -> None:
+    case = CASES[name]
+    model = models(case.family)
+    right = list(_right(case, model, tmp_path))
+    common, environment = [*PAGES, *case.common], case.environment
+    given = {"prefill": list(case.prefill), "decode": list(case.decode), "environment": environment}
+    with running(Pair(tmp_path, model, CONFIG, common=common, **given)) as pair:
+        for server in (pair.prefill, pair.decode):
+            assert f"Statelink backend 'tcp' moves {case.moved} of this" in server.logged()
+        for prompt, expected in zip(PROMPTS, right, strict=False):
+            first, second = pair.generate(prompt)
+            assert (first.tokens, second.tokens) == (expected[:1], expected), len(prompt)
+            if prompt == LONGER and case.cached:
+                assert second.body["meta_info"]["cached_tokens"] >= case.cached
+        bodies = [pair.body(prompt) for prompt in TOGETHER]
+        posted = [(Posted(pair.prefill, body), Posted(pair.decode, body)) for body in bodies]
+        assert [second.answer().tokens for _, second in posted] == right[len(PROMPTS) :]

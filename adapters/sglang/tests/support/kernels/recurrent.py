@@ -354,32 +354,34 @@ def mamba_chunk_scan_combined(
 ) -> Any:
     """Whole chunks. x is (1, tokens, heads, P), dt is (1, tokens, heads), B and C are (1, tokens, groups, N).
 
-    Fills ``out``, and returns the states of all sequences, (sequences, heads, P, N). If asked, also those after the
-    tokens that ``track_end_locs`` names.
+    Fills ``out``, and returns the states of all sequences, (sequences, heads, P, N). If asked, also those before each
+    chunk of the whole batch, and those after as many tokens of the batch as ``track_end_locs`` says.
     """
     heads, groups, dtype = x.shape[2], B.shape[2], state_dtype or x.dtype
     steps = dt[0].float() + (0 if dt_bias is None else dt_bias.float())
     steps = (F.softplus(steps) if dt_softplus else steps).clamp(*dt_limit)
     Bs, Cs = (each[0].float().repeat_interleave(heads // groups, 1) for each in (B, C))
-    places = {} if track_end_locs is None else dict.fromkeys(zip(track_seq_idx.tolist(), track_end_locs.tolist(), strict=True))
-    ends = []
+    places = dict.fromkeys([] if track_end_locs is None else track_end_locs.tolist(), torch.empty(0))
+    ends, between = [], []
     for number, begin, end in _sequences(cu_seqlens):
         state = torch.zeros(heads, x.shape[3], B.shape[3])
         if initial_states is not None:
             state = initial_states[number].float()
         for at in range(begin, end):
+            if at % chunk_size == 0:
+                between.append(state)
             decay = A.float()[:, None, None]
             y, state = _selective_step(x[0, at].float(), steps[at][:, None], decay, Bs[at], Cs[at], state)
             if D is not None:
                 y = y + (D.float()[:, None] if D.dim() == 1 else D.float()) * x[0, at].float()
             out[0, at] = (y if z is None else y * F.silu(z[0, at].float())).to(out.dtype)
-            for place in ((number, at + 1), (number, at + 1 - begin)):
-                if place in places:
-                    places[place] = state
+            if at + 1 in places:
+                places[at + 1] = state
         ends.append(state)
     states = torch.stack(ends).to(dtype)
     if return_track_states:
-        return None, states, torch.stack(list(places.values())).to(dtype) if places else None
+        tracked = torch.stack([places[each] for each in track_end_locs.tolist()])[None].to(dtype) if places else None
+        return torch.stack(between)[None].to(dtype), states, tracked
     if return_varlen_states:
         return (states, states) if return_final_states else states
     return None

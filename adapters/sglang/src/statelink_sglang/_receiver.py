@@ -190,10 +190,15 @@ class Receiver(Transfer, BaseKVReceiver):
 
     def _give_up(self, why: str) -> None:
         super()._give_up(why)
-        if self._receiving is not None or self._instance is None or self._declined:
+        if self._receiving is not None or self._declined:
             return
-        self._declined = True
-        self.kv_mgr.declines.decline(self.kv_mgr.link, self.bootstrap_room, self._instance.addresses, why)
+        instances = [self._instance] if self._instance is not None else []
+        if not instances and (prefill := self.kv_mgr.prefill_info_table.get(self.bootstrap_addr)) is not None:
+            # Any of its DP ranks may have the request, or get it later.
+            instances = [*prefill.instances]
+        self._declined = bool(instances)
+        for each in instances:
+            self.kv_mgr.declines.decline(self.kv_mgr.link, self.bootstrap_room, each.addresses, why)
 
     def ensure_abort_notified(self, *, force_arm: bool = False) -> None:
         """Note that SGLang must keep the memory of the request, if it has named any. May be called twice.

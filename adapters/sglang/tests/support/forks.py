@@ -88,6 +88,7 @@ def fork_server(arguments: Sequence[str], environment: Mapping[str, str], log: P
         environment: All variables of its environment.
         log: Where what it prints goes.
     """
+    log.touch()
     return _forks().fork(_Order(tuple(arguments), dict(environment), str(log)))
 
 

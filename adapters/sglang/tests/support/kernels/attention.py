@@ -74,8 +74,10 @@ def extend_attention(
         keys, values = k_buffer[places], v_buffer[places]
         if k is not None and v is not None:
             own = k[at : at + new].view(new, -1, q.shape[2]), v[at : at + new].view(new, -1, o.shape[2])
-            keys = torch.cat([keys[: all_ - new], own[0].to(keys.dtype)])
-            values = torch.cat([values[: all_ - new], own[1].to(values.dtype)])
+            before = all_ - new
+            # Without tokens before, the pool may hold latents, and the new tokens have whole keys and values.
+            keys = torch.cat([keys[:before], own[0].to(keys.dtype)]) if before else own[0]
+            values = torch.cat([values[:before], own[1].to(values.dtype)]) if before else own[1]
         mask = torch.ones(new, all_, dtype=torch.bool)
         if tree_mask is not None:
             mask[:, all_ - new :] = tree_mask[masked : masked + new * new].view(new, new).bool()

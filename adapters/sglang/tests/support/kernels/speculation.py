@@ -16,6 +16,8 @@ def after_imports() -> None:
     import sglang.kernels.ops.speculative.eagle as eagle
     import sglang.kernels.ops.speculative.spec_tree as tree
     import sglang.srt.arg_groups.overrides as overrides
+    import sglang.srt.arg_groups.speculative_hook as arguments
+    import sglang.srt.managers.overlap_utils as overlap
     import sglang.srt.mem_cache.allocation as allocation
     import sglang.srt.speculative.draft_utils as drafts
 
@@ -41,7 +43,10 @@ def after_imports() -> None:
                 "fill_accept_out_cache_loc_cpu": fill_accept_out_cache_loc,
             },
         ),
+        (overlap, {"gather_spec_extras": gather_spec_extras}),
         (drafts, {"cpu_has_amx_support": lambda: True}),
+        # On a CPU, SGLang switches the overlap schedule off for want of these kernels. A test does so by an option.
+        (arguments, {"_disable_overlap_schedule_for_cpu": lambda server_args: None}),
     ):
         for name, kernel in names.items():
             setattr(module, name, kernel)
@@ -137,29 +142,29 @@ def verify_tree_greedy(
     accept_index: torch.Tensor,
     accept_token_num: torch.Tensor,
     candidates: torch.Tensor,
-    retrieve_index: torch.Tensor,
-    retrieve_next_token: torch.Tensor,
-    retrieve_next_sibling: torch.Tensor,
+    retrive_index: torch.Tensor,
+    retrive_next_token: torch.Tensor,
+    retrive_next_sibling: torch.Tensor,
     target_predict: torch.Tensor,
 ) -> None:
-    """Go down the tree for as long as a drafted token is the one that the model itself says."""
+    """Go down the tree for as long as a drafted token is the one that the model itself says. SGLang spells the names so."""
     batch, count = candidates.shape
     said = target_predict.view(batch, count)
     for number in range(batch):
         node = accepted = 0
-        accept_index[number, 0] = retrieve_index[number, 0]
+        accept_index[number, 0] = retrive_index[number, 0]
         while accepted + 1 < accept_index.shape[1]:
-            child = int(retrieve_next_token[number, node])
+            child = int(retrive_next_token[number, node])
             while child != -1 and int(candidates[number, child]) != int(said[number, node]):
-                child = int(retrieve_next_sibling[number, child])
+                child = int(retrive_next_sibling[number, child])
             if child == -1:
                 break
-            predicts[int(retrieve_index[number, node])] = said[number, node]
+            predicts[int(retrive_index[number, node])] = said[number, node]
             accepted += 1
-            accept_index[number, accepted] = retrieve_index[number, child]
+            accept_index[number, accepted] = retrive_index[number, child]
             node = child
         accept_token_num[number] = accepted
-        predicts[int(retrieve_index[number, node])] = said[number, node]
+        predicts[int(retrive_index[number, node])] = said[number, node]
 
 
 def assign_draft_cache_locs(
@@ -188,6 +193,13 @@ def fill_bonus_tokens(accepted: torch.Tensor, lengths: torch.Tensor, out: torch.
     flat = accepted.reshape(-1)
     for number in range(len(lengths)):
         out[number] = flat[stride * number + int(lengths[number]) - 1]
+
+
+def gather_spec_extras(
+    indices: torch.Tensor, topk_p: torch.Tensor, topk_index: torch.Tensor, tokens: torch.Tensor, hidden: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any]:
+    """What the last forward left for some requests, from the buffers of all."""
+    return topk_p[indices], topk_index[indices], tokens[indices], None if hidden is None else hidden[indices]
 
 
 def fill_accept_out_cache_loc(accepted: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,6 +94,32 @@ def test_other_groups_of_a_compressed_pool_are_named_by_the_caller() -> None:
     assert (found[2].component.page, found[2].component.group) == (1024, 128)
     assert (found[3].component.group, found[3].component.keep) == (4, 4)
     whole(found[3], "layers.0.c4_index_state", pool.c4[1])
+
+
+def test_the_format_says_the_layout_and_the_pages_of_windows() -> None:
+    def found(pool: Any) -> set[str]:
+        return {each.component.format for each in state.from_pools(pool, geometry=geometry(8))}
+
+    pool: Any = v4(0, 9)
+    assert found(pool) == {""}
+    pool.pd_kv_layout = lambda: "v4,c4:v4,c128:v4"  # in some versions it is a method
+    assert found(pool) == {"pd_kv_layout=v4,c4:v4,c128:v4"}
+    pool.swa_page_size, pool.swa_kv_pool = 256, SimpleNamespace(page_size=64)
+    assert found(pool) == {"pd_kv_layout=v4,c4:v4,c128:v4; windows in pages of 64"}
+    pool.swa_kv_pool.page_size = 256
+    assert found(pool) == {"pd_kv_layout=v4,c4:v4,c128:v4"}
+
+
+def test_layers_that_read_the_rows_of_others_have_none() -> None:
+    pool: Any = CompressedPool([0, 4, 1, 1, 2, 2], 0, 6, 256, 128)
+    pool.kv = [noise(2, 4 + number) for number in range(6)]
+    pool.sources_by_ratio = {4: [1], 1: [2], 2: [4]}
+    (pages,) = state.from_pools(pool, geometry=geometry(6, request_ratio=2))
+    assert names(pages) == [
+        *("layers.1.c4_kv", "layers.1.c4_index_k", "layers.2.c1_kv", "layers.2.c1_index_k"),
+        *("layers.4.c2_kv", "layers.4.c2_index_k"),
+    ]
+    whole(pages, "layers.4.c2_index_k", pool.kv[5])
 
 
 @pytest.mark.parametrize("unified", [False, True])

@@ -20,6 +20,9 @@ __all__ = ["Pools", "StateLists", "describe_pools", "geometry_of", "names_of"]
 Buffer = tuple[int, int, int]
 """Address, length in bytes, and bytes of one item."""
 
+PAGES = {"kv", "dsv4"}
+"""Types of state that SGLang addresses by the pages of the full pool."""
+
 NO_PAYLOAD = {
     "dsa_tail": "SGLang names its rows by six numbers, which the adapter does not translate",
 }
@@ -89,6 +92,10 @@ def geometry_of(pools: Pools) -> state.PoolGeometry:
         more["kinds"] = ["window" if mapping[layer][1] else "full" for layer in range(config.num_hidden_layers)]
         more["window"] = pools.window
         more["window_kv_heads"] = _window_heads(pools)
+    ratios = getattr(pool, "compression_ratios", None)
+    if ratios is not None:
+        more["window"] = pools.window
+        more["request_ratio"] = 2 if 2 in ratios else 128
     recurrent = getattr(getattr(pool, "mamba_pool", None), "mamba_cache", None)
     if recurrent is not None:
         more["state_tensors"] = _state_tensors(recurrent)
@@ -112,6 +119,13 @@ def describe_pools(pools: Pools, kv_args: Any) -> tuple[list[Any], StateLists]:
     Raises:
         StateError: A pool cannot be described, or the description and ``kv_args`` have different buffers.
     """
+    unfit = [*_unfit(pools.pages)]
+    if unfit:
+        raise StateError(
+            f"{type(pools.pages).__name__} cannot be moved",
+            cause="; ".join(unfit),
+            hint="use another --disaggregation-transfer-backend with this model, or start it without that option",
+        )
     components = state.from_pools(
         pools.pages,
         geometry=geometry_of(pools),
@@ -142,7 +156,8 @@ def names_of(state_types: Sequence[Any]) -> tuple[str, ...]:
     """The component of each of SGLang's state types. A type that comes twice is the draft's the second time."""
     names: list[str] = []
     for kind in state_types:
-        names.append(kind.value if kind.value not in names else f"draft.{kind.value}")
+        drafts = kind.value in names or kind.value == "request_row"  # no model but a draft has such rows
+        names.append(f"draft.{kind.value}" if drafts else kind.value)
     return tuple(names)
 
 
@@ -158,13 +173,27 @@ def _differences(found: Mapping[str, Any], names: Sequence[str], kv_args: Any) -
             yield from _compare(name, _described([found[name]]), _listed(*lists))
     pages = [each for name, each in found.items() if name not in names and name != "aux"]
     kinds = {each.component.type for each in pages}
-    if kinds - {"kv"}:
-        yield f"the pools describe {', '.join(sorted(kinds - {'kv'}))}, which SGLang does not move"
+    if kinds - PAGES:
+        yield f"the pools describe {', '.join(sorted(kinds - PAGES))}, which SGLang does not move"
     listed = _listed(kv_args.kv_data_ptrs, kv_args.kv_data_lens, kv_args.kv_item_lens)
     yield from _compare("kv", _described(pages), listed)
     if "aux" in found:
         rows = _listed(kv_args.aux_data_ptrs, kv_args.aux_data_lens, kv_args.aux_item_lens)
         yield from _compare("aux", _described([found["aux"]]), rows)
+
+
+def _unfit(pool: Any) -> Iterator[str]:
+    """Pools whose lists SGLang's own indices do not fit."""
+    if getattr(pool, "_unified_kv", False):
+        yield (
+            "the pool keeps windows and compressed rows in one tensor (ROCm), and SGLang names rings of the compressor "
+            "by pages, which the pool keeps by request"
+        )
+    if getattr(pool, "request_window", None) is not None:
+        yield (
+            "windows are kept by request (--enable-encoder-swa-bounded-replay), and where one crosses a page, SGLang "
+            "names the same page twice"
+        )
 
 
 def _unlisted(pools: Pools, names: Sequence[str]) -> Iterator[str]:
@@ -194,7 +223,8 @@ def _described(components: Sequence[Any]) -> Counter[Buffer]:
 
 def _listed(addresses: Sequence[int], lengths: Sequence[int], items: Sequence[int]) -> Counter[Buffer]:
     listed = zip(addresses, lengths, items, strict=True)
-    return Counter((int(address), int(nbytes), int(item)) for address, nbytes, item in listed if nbytes)
+    # Rows behind the last whole item are a compressor's sentinel and padding: no index names them.
+    return Counter((int(address), int(nbytes) // item * item, int(item)) for address, nbytes, item in listed if nbytes)
 
 
 def _rows(metadata: Any, kv_args: Any) -> dict[str, Any]:

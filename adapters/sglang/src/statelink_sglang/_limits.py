@@ -20,7 +20,9 @@ from ._options import ALLOWED, VARIABLE
 
 __all__ = ["Server", "check_server"]
 
-TESTED_STATE = frozenset({"swa", "dsa", "mamba"})
+TESTED_STATE = frozenset(
+    {"swa", "dsa", "mamba", "c128_state", "request_row", "block_scale", "qsa_pending", "qsa_compressed"}
+)
 """State types with which the adapter is tested."""
 
 class Server(NamedTuple):

@@ -34,7 +34,15 @@ def make(kind: str, tp: tuple[int, int] = (0, 1), page: int = PAGE, dtype: str =
 
 
 def listed(
-    pool: Any, requests: Any, layers: int, *, heads: int, window: int = 0, tp: tuple[int, int] = (0, 1), rows: int = 8
+    pool: Any,
+    requests: Any,
+    layers: int,
+    *,
+    heads: int,
+    window: int = 0,
+    tp: tuple[int, int] = (0, 1),
+    rows: int = 8,
+    draft: Any = None,
 ) -> Made:
     """Pools with as many metadata rows, and what SGLang's queues list of both.
 
@@ -46,6 +54,7 @@ def listed(
         window: Positions that sliding-window layers look back; 0 if there are none.
         tp: The rank and the width.
         rows: Metadata rows.
+        draft: The pool of a draft without pages.
     """
     import torch
     from sglang.srt.disaggregation.base.conn import KVArgs
@@ -64,18 +73,18 @@ def listed(
     args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens = get_kv_transfer_buf_infos(pool)
     args.num_draft_entries = 0
     args.kv_layer_ids = build_kv_layer_ids(
-        token_to_kv_pool=pool, draft_token_to_kv_pool=None, num_draft_entries=0, num_hidden_layers=layers
+        token_to_kv_pool=pool, draft_token_to_kv_pool=draft, num_draft_entries=0, num_hidden_layers=layers
     )
     args.kv_layout = get_pd_kv_layout(pool)
     args.page_size = pool.page_size
     args.aux_data_ptrs, args.aux_data_lens, args.aux_item_lens = metadata.get_buf_infos()
-    setup_state_kv_args(args, pool, None, layers, req_to_token_pool=requests)
+    setup_state_kv_args(args, pool, draft, layers, req_to_token_pool=requests)
     config = SimpleNamespace(
         num_hidden_layers=layers,
         get_total_num_kv_heads=lambda: heads,
         get_swa_num_kv_heads=lambda width: heads // width,
     )
-    return Made(Pools(pool, None, requests, metadata, config, window, tp), args)
+    return Made(Pools(pool, draft, requests, metadata, config, window, tp), args)
 
 
 def make_mha(name: str, heads: int, page: int, dtype: str, *, head: int = 8, layers: int = 2) -> Any:

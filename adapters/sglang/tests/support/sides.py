@@ -70,7 +70,7 @@ class Side(Manager, Memory):
         components, self.lists = backend.describe_pools(made.pools, made.kv_args)
         rank, ranks = made.pools.tp
         self._inventory = state.describe(role, components, rank=rank, ranks=ranks, model=model)
-        self._config = config or _config(role)
+        self._config = config or link_config(role)
         self.link = self._open()
         self.calls = backend.Calls()
         self.role, self._reopens = role, False
@@ -186,7 +186,7 @@ def sides(
             made = []
             for rank in range(width):
                 pools = _made(kind, (rank, width), pages[end], dtypes[end])
-                made.append(Side(role, pools, _config(role, **own[end]), models[end]))
+                made.append(Side(role, pools, link_config(role, **own[end]), models[end]))
                 opened.callback(made[-1].close)
             return made
 
@@ -308,7 +308,7 @@ def _made(kind: str, tp: tuple[int, int], page: int, dtype: str) -> Made:
     return made
 
 
-def _config(role: str, **more: Any) -> statelink.LinkConfig:
+def link_config(role: str, **more: Any) -> statelink.LinkConfig:
     return statelink.LinkConfig.read({"role": role, "backend": "tcp", **more})
 
 

@@ -27,18 +27,29 @@ GROUPS: dict[str, tuple[tuple[str, int | None], ...]] = {
     "dsv4_c4_state": (("c4_state", 4), ("c4_index_state", 4)),
 }
 
+SHARED: tuple[tuple[str, int | None], ...] = (("c1_kv", 1), ("c1_index_k", 1), ("c2_kv", 2), ("c2_index_k", 2))
+"""What the list of pages also has if some layers read the rows of others. The pool says which layers have rows."""
+
 
 def compressed(walk: Walk) -> None:
     """Describe a pool of compressed attention. For a draft, describe only its windows."""
     pool = walk.pool
     first, last, ratios = _stage(walk)
-    groups = {**GROUPS, "c128_state": (("state", walk.geometry.request_ratio),), **walk.geometry.groups}
-    tag = f"pd_kv_layout={pool.pd_kv_layout}" if has(pool, "pd_kv_layout") else ""
+    sources = None if walk.draft is not None else getattr(pool, "sources_by_ratio", None)
+    groups = {
+        **GROUPS,
+        "dsv4": (*GROUPS["dsv4"], *(SHARED if sources else ())),
+        "c128_state": (("state", walk.geometry.request_ratio),),
+        **walk.geometry.groups,
+    }
+    tag = _format(walk)
 
     def layers(ratio: int | None) -> list[int]:
         if ratio is None:
             # Next-token layers after the model's have a ratio, and no window.
             return list(range(first, min(last, walk.geometry.layers)))
+        if sources:
+            return [int(layer) for layer in sources.get(ratio, ())]
         return [layer for layer in range(first, last) if ratios[layer - (walk.draft or 0)] == ratio]
 
     def describe(type_: str, method: str, rows: Callable[[int | None], int], **more: Any) -> None:
@@ -82,6 +93,18 @@ def compressed(walk: Walk) -> None:
         if len(rows) > 1:
             raise refuse(pool, method, f"it lists {len(rows)} buffers; one is known")
         walk.add("request_row", [view for row in rows for view in whole_views(walk.pool_list(pool, method), row)])
+
+
+def _format(walk: Walk) -> str:
+    """What two pools must have alike besides the sizes of their items."""
+    layout = getattr(walk.pool, "pd_kv_layout", None)
+    layout = layout() if callable(layout) else layout
+    words = [f"pd_kv_layout={layout}"] if layout else []
+    inner = getattr(getattr(walk.pool, "swa_kv_pool", None), "page_size", None)
+    if inner and inner != walk.sliding_page():
+        # Several small pages have the size of one large page, and other bytes inside.
+        words.append(f"windows in pages of {inner}")
+    return "; ".join(words)
 
 
 def _stage(walk: Walk) -> tuple[int, int, list[int]]:

@@ -127,7 +127,9 @@ class Walk:
     def sliding_page(self) -> int:
         """Tokens of a page of the sliding pool."""
         inner = getattr(self.pool, "swa_kv_pool", None)
-        return as_int(getattr(inner, "page_size", None) or self.page(self.pool), "the page size of the sliding pool")
+        # The pool's own number goes first: its kernels may have smaller pages than the items of its list.
+        own = getattr(self.pool, "swa_page_size", None) or getattr(inner, "page_size", None)
+        return as_int(own or self.page(self.pool), "the page size of the sliding pool")
 
     def window(self) -> int:
         """Tokens that sliding layers look back."""

@@ -107,8 +107,10 @@ class HttpServer(OwnProcess, Generic[AnswerT]):
 
     answers: ClassVar[Any] = Answer
 
-    def __init__(self, name: str, folder: Path, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self.port = free_port()
+    def __init__(
+        self, name: str, folder: Path, command: Sequence[str], environment: Mapping[str, str], port: int = 0
+    ) -> None:
+        self.port = port or free_port()
         super().__init__(name, folder, [*command, "--host", "127.0.0.1", "--port", str(self.port)], environment)
 
     def wait_ready(self) -> None:

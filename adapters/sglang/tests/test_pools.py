@@ -30,7 +30,7 @@ def test_each_pool_is_described_as_sglang_lists_it(kind: str, names: list[str], 
     made = make(kind)
     components, lists = describe_pools(made.pools, made.kv_args)
     assert [each.component.name for each in components] == names
-    assert (lists.pages, lists.states) == (("kv",), states)
+    assert (lists.pages, lists.states) == (("kv",), tuple((name,) for name in states))
     assert lists.whole == {name for name in states if name not in ("mamba", "qsa_pending")}
 
 

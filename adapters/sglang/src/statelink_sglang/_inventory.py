@@ -72,12 +72,13 @@ class StateLists(NamedTuple):
 
     Attributes:
         pages: Components that are addressed by the pages of the full pool.
-        states: For each of SGLang's state types, in order, the component.
+        states: For each of SGLang's state types, in order, its components. There are two if SGLang lists the draft's
+            buffers behind the model's.
         whole: Those of ``states`` that cover positions: SGLang lists all of their items with the last chunk.
     """
 
     pages: tuple[str, ...]
-    states: tuple[str, ...]
+    states: tuple[tuple[str, ...], ...]
     whole: frozenset[str]
 
 
@@ -137,7 +138,8 @@ def describe_pools(pools: Pools, kv_args: Any) -> tuple[list[Any], StateLists]:
     )
     found = {each.component.name: each for each in components}
     names = names_of(kv_args.state_types)
-    wrong = [*_differences(found, names, kv_args), *_unlisted(pools, names)]
+    states = tuple((name, *([each] if (each := f"draft.{name}") in found.keys() - {*names} else [])) for name in names)
+    wrong = [*_differences(found, states, kv_args), *_unlisted(pools, names)]
     for name, kind in zip(names, kv_args.state_types, strict=True):
         if kind.value in NO_PAYLOAD:
             wrong.append(f"state type {kind.value!r} of {name!r} is not supported: {NO_PAYLOAD[kind.value]}")
@@ -147,9 +149,10 @@ def describe_pools(pools: Pools, kv_args: Any) -> tuple[list[Any], StateLists]:
             cause="; ".join(wrong),
             hint="use another --disaggregation-transfer-backend with this model",
         )
-    pages = tuple(name for name in found if name not in names and name != "aux")
-    whole = frozenset(name for name in names if state.state_type(found[name].component.type).positional)
-    return components, StateLists(pages, names, whole)
+    listed = [name for each in states for name in each]
+    pages = tuple(name for name in found if name not in listed and name != "aux")
+    whole = frozenset(name for name in listed if state.state_type(found[name].component.type).positional)
+    return components, StateLists(pages, states, whole)
 
 
 def names_of(state_types: Sequence[Any]) -> tuple[str, ...]:
@@ -161,16 +164,17 @@ def names_of(state_types: Sequence[Any]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _differences(found: Mapping[str, Any], names: Sequence[str], kv_args: Any) -> Iterator[str]:
+def _differences(found: Mapping[str, Any], states: Sequence[tuple[str, ...]], kv_args: Any) -> Iterator[str]:
+    names = [name for each in states for name in each]
     if len(set(names)) != len(names):
         yield f"a state type comes more than twice: {', '.join(names)}"
-    for name, *lists in zip(
-        names, kv_args.state_data_ptrs, kv_args.state_data_lens, kv_args.state_item_lens, strict=True
+    for each, *lists in zip(
+        states, kv_args.state_data_ptrs, kv_args.state_data_lens, kv_args.state_item_lens, strict=True
     ):
-        if name not in found:
-            yield f"SGLang moves the state type {name!r}, which the pools do not describe"
+        if each[0] not in found:
+            yield f"SGLang moves the state type {each[0]!r}, which the pools do not describe"
         else:
-            yield from _compare(name, _described([found[name]]), _listed(*lists))
+            yield from _compare(each[0], _described([found[name] for name in each]), _listed(*lists))
     pages = [each for name, each in found.items() if name not in names and name != "aux"]
     kinds = {each.component.type for each in pages}
     if kinds - PAGES:

@@ -19,8 +19,9 @@ def add_states(items: dict[str, Any], lists: StateLists, states: Sequence[Any]) 
     Raises:
         ValueError: There are not as many lists as state types.
     """
-    for name, indices in zip(lists.states, states, strict=True):
-        items[name] = _one_dimensional(indices) if name in lists.whole else _one(indices)
+    for names, indices in zip(lists.states, states, strict=True):
+        for name in names:
+            items[name] = _one_dimensional(indices) if name in lists.whole else _one(indices)
 
 
 def _one(indices: Any) -> Any:

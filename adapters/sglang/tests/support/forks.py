@@ -144,6 +144,8 @@ def serve(descriptor: int) -> None:
     import torch
 
     torch.set_num_threads(1)
+    # A forked process has torch's pool of threads without the threads, until it is told to make them.
+    os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
     torch._dynamo.config.disable = True
     kernels.after_imports()
     read, write = os.pipe()

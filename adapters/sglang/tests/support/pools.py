@@ -54,7 +54,7 @@ def listed(
         window: Positions that sliding-window layers look back; 0 if there are none.
         tp: The rank and the width.
         rows: Metadata rows.
-        draft: The pool of a draft without pages.
+        draft: The pool of a draft model's pages.
     """
     import torch
     from sglang.srt.disaggregation.base.conn import KVArgs
@@ -72,8 +72,20 @@ def listed(
     args = KVArgs()
     args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens = get_kv_transfer_buf_infos(pool)
     args.num_draft_entries = 0
+    if draft is not None:
+        of_draft = get_kv_transfer_buf_infos(draft)
+        args.num_draft_entries = len(of_draft[0])
+        args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens = (
+            [*ours, *theirs]
+            for ours, theirs in zip(
+                (args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens), of_draft, strict=True
+            )
+        )
     args.kv_layer_ids = build_kv_layer_ids(
-        token_to_kv_pool=pool, draft_token_to_kv_pool=draft, num_draft_entries=0, num_hidden_layers=layers
+        token_to_kv_pool=pool,
+        draft_token_to_kv_pool=draft,
+        num_draft_entries=args.num_draft_entries,
+        num_hidden_layers=layers,
     )
     args.kv_layout = get_pd_kv_layout(pool)
     args.page_size = pool.page_size
@@ -113,7 +125,7 @@ def _mxfp8(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any,
 
 
 def _mla(
-    heads: int, page: int, tp: tuple[int, int], dtype: str, name: str = "MLATokenToKVPool"
+    heads: int, page: int, tp: tuple[int, int], dtype: str, name: str = "MLATokenToKVPool", layers: int = 2
 ) -> tuple[Any, Any, int]:
     import torch
     from sglang.srt.mem_cache import memory_pool
@@ -124,11 +136,11 @@ def _mla(
         dtype=torch.bfloat16,
         kv_lora_rank=32,
         qk_rope_head_dim=16,
-        layer_num=2,
+        layer_num=layers,
         device="cpu",
         enable_memory_saver=False,
     )
-    return pool, None, 2
+    return pool, None, layers
 
 
 def _mla_fp4(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, Any, int]:
@@ -155,7 +167,7 @@ def _swa(heads: int, page: int, tp: tuple[int, int], dtype: str, values: int | N
     return pool, None, 4
 
 
-def _dsa(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, Any, int]:
+def _dsa(heads: int, page: int, tp: tuple[int, int], dtype: str, layers: int = 2) -> tuple[Any, Any, int]:
     import torch
     from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool
 
@@ -165,13 +177,13 @@ def _dsa(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, A
         dtype=torch.bfloat16,
         kv_lora_rank=512,
         qk_rope_head_dim=64,
-        layer_num=2,
+        layer_num=layers,
         device="cpu",
         enable_memory_saver=False,
         kv_cache_dim=576,
         index_head_dim=128,
     )
-    return pool, None, 2
+    return pool, None, layers
 
 
 def _hybrid(
@@ -262,3 +274,12 @@ _MAKERS = {
     "dsa": _dsa,
 }
 KINDS = tuple(_MAKERS)
+
+
+def make_with_draft(kind: str) -> Made:
+    """Pools of a kind, and those of a draft model of one layer."""
+    pool, requests, layers = _MAKERS[kind](HEADS, PAGE, (0, 1), "float32")
+    draft, _, _ = _MAKERS[kind](HEADS, PAGE, (0, 1), "float32", layers=1)
+    made = listed(pool, requests, layers, heads=HEADS, draft=draft)
+    made.kv_args.page_size_of_pool = pool.page_size
+    return made

@@ -42,12 +42,13 @@ class Server(HttpServer[Answer]):
         arguments: Options of SGLang's, after those that every server here has.
         environment: Changes to this process's environment.
         ordinary: Whether it is started as a user starts it, and not forked from a process with SGLang's imports.
+        port: Where it takes requests, if it is to be a certain port.
     """
 
     answers = Answer
 
     def __init__(
-        self, name: str, folder: Path, arguments: Sequence[str], environment: dict[str, str], *, ordinary: bool = False
+        self, name: str, folder: Path, arguments: Sequence[str], environment: dict[str, str], *, ordinary: bool = False, port: int = 0
     ) -> None:
         self._ordinary = ordinary
         command = [
@@ -55,7 +56,7 @@ class Server(HttpServer[Answer]):
             *("--sampling-backend", "pytorch", "--grammar-backend", "none", "--skip-server-warmup"),
             *("--max-running-requests", "8", *arguments),
         ]
-        super().__init__(name, folder, command, {**SGLANG, **environment})
+        super().__init__(name, folder, command, {**SGLANG, **environment}, port)
 
     def _start(self, command: Sequence[str], environment: dict[str, str], pipes: dict[str, Any]) -> Any:
         if not self._ordinary:
@@ -103,10 +104,13 @@ class Pair:
         self.prefill = self.start("prefill")
         self.decode = self.start("decode")
 
-    def start(self, role: str, name: str = "", *more: str) -> Server:
-        """Start a server of a role, with more options. It has a name of its own if there are several of the role."""
+    def start(self, role: str, name: str = "", *more: str, port: int = 0) -> Server:
+        """Start a server of a role, with more options, at a port of its own or at the given one.
+
+        It has a name of its own if there are several of the role.
+        """
         arguments = [*self._arguments[role], *more]
-        return Server(name or role, self._folder, arguments, self._environment, ordinary=self._ordinary)
+        return Server(name or role, self._folder, arguments, self._environment, ordinary=self._ordinary, port=port)
 
     def body(self, prompt: Sequence[int], count: int = 8, **more: Any) -> dict[str, Any]:
         """A request as SGLang's router posts it to both servers."""

@@ -66,7 +66,7 @@ class OwnProcess:
 
     def wait_end(self, seconds: float = READY_SECONDS) -> int:
         """Wait until it has ended by itself, and return its exit status."""
-        return self._process.wait(seconds)
+        return int(self._process.wait(seconds))
 
     def stop(self) -> None:
         """Stop every thread of it, as a machine that hangs does. Returns when they stand still."""

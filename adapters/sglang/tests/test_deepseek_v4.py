@@ -10,18 +10,20 @@ import contextlib
 import ctypes
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from support.deepseek_v4 import PAGE, VARIANTS, Table, decode_lists, make_v4, prefill_lists, switched
-from support.pools import Made
 from support.sides import ADDRESS, FAILED, SUCCESS, WAITING, Side, at, link_config, reason, rooms, until
 
 from statelink.errors import StateError
 from statelink_sglang.backend import describe_pools
+
+if TYPE_CHECKING:
+    from support.pools import Made
 
 pytestmark = pytest.mark.usefixtures("sglang_context")
 
@@ -67,7 +69,9 @@ class Ranks:
         for target in self.targets:
             target.link.siblings([each.link.address for each in self.targets if each is not target])
             target.prefill_info_table[ADDRESS] = at(*(each.link.address for each in self.sources))
-        self.tables = [[Table(side.made, seed) for side in sides] for seed, sides in ((11, self.sources), (22, self.targets))]
+        self.tables = [
+            [Table(side.made, seed) for side in sides] for seed, sides in ((11, self.sources), (22, self.targets))
+        ]
 
     def _side(self, role: str, made: Made, backend: str) -> Side:
         side = Side(role, made, link_config(role, backend=backend))
@@ -215,7 +219,7 @@ def test_servers_that_differ_are_refused_when_they_meet(prefill: str, decode: st
 def test_a_pool_that_keeps_everything_in_one_tensor_is_refused() -> None:
     import sglang.srt.layers.attention.dsv4.unified_kv_gate as gate
 
-    with switched("plain") as variant, mock.patch.object(gate, "is_unified_kv_triton", lambda: True):
+    with switched("plain") as variant, mock.patch.object(gate, "is_unified_kv_triton", return_value=True):
         made = make_v4(variant)
         with pytest.raises(StateError, match=r"windows and compressed rows in one tensor \(ROCm\)"):
             describe_pools(made.pools, made.kv_args)

@@ -24,7 +24,8 @@ CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 
 @pytest.fixture(scope="module")
 def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return FAMILIES["deepseek"](tmp_path_factory.mktemp("models") / "deepseek")
+    made: Path = FAMILIES["deepseek"](tmp_path_factory.mktemp("models") / "deepseek")
+    return made
 
 
 def _prompt(seed: int, length: int) -> list[int]:
@@ -47,9 +48,7 @@ def test_the_tokens_are_right(
     chosen = ["--load-balance-method", balance] if balance else []
     config = {"backend": "tcp", "verify": "digest"}
     with running(
-        Pair(
-            tmp_path, deepseek, config, common=common, prefill=[*prefill, *chosen], decode=decode, environment=CORES
-        )
+        Pair(tmp_path, deepseek, config, common=common, prefill=[*prefill, *chosen], decode=decode, environment=CORES)
     ) as pair:
         for length in (5, 40, 100):
             prompt = _prompt(length, length)

@@ -49,9 +49,12 @@ def fleet(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fle
         "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "10",
     }
     config = {"backend": "tcp", "verify": "digest"}
-    with running(
-        Pair(folder, llama, config, common=common, prefill=[*RANKS, *balance], environment=environment)
-    ) as pair, contextlib.ExitStack() as stack:
+    with (
+        running(
+            Pair(folder, llama, config, common=common, prefill=[*RANKS, *balance], environment=environment)
+        ) as pair,
+        contextlib.ExitStack() as stack,
+    ):
         other = pair.start("decode", "other", *RANKS)
         stack.callback(other.kill)
         other.wait_ready()

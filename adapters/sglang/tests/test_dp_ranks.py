@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
 from statelink_sglang import _dp_ranks as dp_ranks
 from statelink_sglang._dp_ranks import Announcer, RankFinder
 from statelink_sglang._http import ask_ranks, put_rooms
@@ -80,7 +82,7 @@ def test_a_scheduler_never_waits_and_rooms_are_asked_for_together(
         assert finder.find(at, room) is None
     slow.go.set()
     for room in rooms:
-        assert _wait(lambda room=room: finder.find(at, room)) == 1
+        assert _wait(functools.partial(finder.find, at, room)) == 1
     assert slow.asked == [1, 199]
 
 

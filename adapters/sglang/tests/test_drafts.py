@@ -16,9 +16,15 @@ N = 256
 
 @pytest.mark.parametrize(
     ("kind", "pages", "states"),
-    [("mha", ("kv", "draft.kv"), ()), ("mla", ("kv", "draft.kv"), ()), ("dsa", ("kv", "draft.kv"), (("dsa", "draft.dsa"),))],
+    [
+        ("mha", ("kv", "draft.kv"), ()),
+        ("mla", ("kv", "draft.kv"), ()),
+        ("dsa", ("kv", "draft.kv"), (("dsa", "draft.dsa"),)),
+    ],
 )
-def test_the_drafts_buffers_arrive_as_well(kind: str, pages: tuple[str, ...], states: tuple[tuple[str, ...], ...]) -> None:
+def test_the_drafts_buffers_arrive_as_well(
+    kind: str, pages: tuple[str, ...], states: tuple[tuple[str, ...], ...]
+) -> None:
     with contextlib.ExitStack() as stack:
         source, target = (
             Side(role, make_with_draft(kind), link_config(role, verify="digest")) for role in ("prefill", "decode")

@@ -28,7 +28,8 @@ FIRST_LAYERS = "SGLANG_PP_LAYER_PARTITION"
 
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_llama(tmp_path_factory.mktemp("models") / "deep", layers=5)
+    made: Path = make_llama(tmp_path_factory.mktemp("models") / "deep", layers=5)
+    return made
 
 
 def _prompt(seed: int, length: int) -> list[int]:

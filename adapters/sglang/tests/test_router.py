@@ -48,7 +48,9 @@ class Fleet(NamedTuple):
 
     def burst(self, first: int, count: int, model: Path) -> list[tuple[int, Any]]:
         """Post requests, some at once. Every answer that is one has the right tokens. Returns the others."""
-        prompts = [random.Random(seed).sample(range(4, VOCABULARY), 20 + seed % 60) for seed in range(first, first + count)]
+        prompts = [
+            random.Random(seed).sample(range(4, VOCABULARY), 20 + seed % 60) for seed in range(first, first + count)
+        ]
         with ThreadPoolExecutor(AT_ONCE) as pool:
             answers = list(pool.map(self.post, prompts))
         for prompt, (status, body) in zip(prompts, answers, strict=True):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from statelink_sglang._samples import ROOMS, STRIDE, around_handle_batch, around_send, room_of_sample
 
 pytestmark = pytest.mark.smoke

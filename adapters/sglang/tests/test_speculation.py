@@ -31,7 +31,8 @@ LENGTHS = (5, 17, 33, 40, 64, 100)
 
 @pytest.fixture(scope="module")
 def drafting(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_with_draft(tmp_path_factory.mktemp("models") / "drafting")
+    made: Path = make_with_draft(tmp_path_factory.mktemp("models") / "drafting")
+    return made
 
 
 def _prompt(length: int) -> list[int]:

@@ -22,8 +22,8 @@ def around_handle_disaggregation(original: Callable[..., Any], server_args: Any)
     staging = envs.SGLANG_DISAGG_STAGING_BUFFER
     if server_args.disaggregation_transfer_backend == "statelink" and staging.get():
         log.warning(
-            "SGLANG_DISAGG_STAGING_BUFFER has no effect with the transfer backend 'statelink': a link stages by itself, "
-            "if its configuration has 'staging'"
+            "SGLANG_DISAGG_STAGING_BUFFER has no effect with the transfer backend 'statelink': a link stages "
+            "by itself, if its configuration has 'staging'"
         )
         staging.set(False)
     return original(server_args)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._inventory import StateLists
+if TYPE_CHECKING:
+    from ._inventory import StateLists
 
 __all__ = ["add_states"]
 

@@ -25,6 +25,7 @@ TESTED_STATE = frozenset(
 )
 """State types with which the adapter is tested."""
 
+
 class Server(NamedTuple):
     """The parts of SGLang's configuration that decide what is refused.
 
@@ -101,8 +102,8 @@ def _starts_a_draft(algorithm: str | None) -> bool:
     """Whether SGLang's decode can go on with a request of prefill's. It asks the algorithm in the same way."""
     chosen = SpeculativeAlgorithm.from_string(algorithm)
     if isinstance(chosen, SpeculativeAlgorithm):
-        return chosen.is_none() or chosen.is_eagle() or chosen.is_dspark() or chosen.is_dflash()
-    return type(chosen).build_disagg_draft_input is not CustomSpecAlgo.build_disagg_draft_input
+        return bool(chosen.is_none() or chosen.is_eagle() or chosen.is_dspark() or chosen.is_dflash())
+    return bool(type(chosen).build_disagg_draft_input is not CustomSpecAlgo.build_disagg_draft_input)
 
 
 def _untested(server: Server, allow: frozenset[str]) -> Iterator[str]:

@@ -359,7 +359,11 @@ class Manager(BaseKVManager):
             return None
         if request.disagg_prefill_dp_rank is not None:
             return int(request.disagg_prefill_dp_rank)
-        if prefill.follow_bootstrap_room or prefill.dp_size == 1 or getattr(request, "pd_rebootstrap_in_progress", False):
+        if (
+            prefill.follow_bootstrap_room
+            or prefill.dp_size == 1
+            or getattr(request, "pd_rebootstrap_in_progress", False)
+        ):
             # For a request that prefill is to compute again, decode chooses the rank, and sends it there.
             return int(request.bootstrap_room) % prefill.dp_size
         return self._finder.find(address, request.bootstrap_room)

@@ -60,7 +60,7 @@ async def around_send(original: Callable[..., Any], manager: Any, tokenized: Any
 
 
 def _is_ours(args: Any) -> bool:
-    return args.disaggregation_mode != "null" and args.disaggregation_transfer_backend == "statelink"
+    return bool(args.disaggregation_mode != "null" and args.disaggregation_transfer_backend == "statelink")
 
 
 AROUND: dict[str, Callable[..., Any]] = {

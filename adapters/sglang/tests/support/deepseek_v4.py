@@ -1,4 +1,4 @@
-"""SGLang's real pools of DeepSeek V4 on the CPU, in each variant, and the indices that SGLang itself names for a request.
+"""SGLang's real pools of DeepSeek V4 on the CPU, in each variant, and the indices that SGLang names for a request.
 
 A pool needs no kernel. What cannot be smaller than in the model are the sizes of a row and of a page.
 """
@@ -186,7 +186,7 @@ def prefill_lists(
         disagg_prefill_pending_chunk_rids=set(),
         disagg_prefill_bootstrap_queue=SimpleNamespace(kv_manager=manager),
     )
-    send: Any = SchedulerDisaggregationPrefillMixin._send_kv_chunk
+    send: Any = SchedulerDisaggregationPrefillMixin._send_kv_chunk  # noqa: SLF001
     for end in ends:
         send(scheduler, request, last_chunk=False, end_idx=end)
     send(scheduler, request, last_chunk=True)

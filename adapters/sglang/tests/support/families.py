@@ -86,7 +86,9 @@ def make_nemotron(folder: Path) -> Path:
         },
     )
     # SGLang reads the layers and the groups from other names than transformers.
-    _change(made, {"hybrid_override_pattern": "M*M-", "mamba_n_groups": 1}, without=("layers_block_type", "layer_types"))
+    _change(
+        made, {"hybrid_override_pattern": "M*M-", "mamba_n_groups": 1}, without=("layers_block_type", "layer_types")
+    )
     return made
 
 

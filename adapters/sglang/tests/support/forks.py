@@ -146,7 +146,7 @@ def serve(descriptor: int) -> None:
     torch.set_num_threads(1)
     # A forked process has torch's pool of threads without the threads, until it is told to make them.
     os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
-    torch._dynamo.config.disable = True
+    torch._dynamo.config.disable = True  # noqa: SLF001
     kernels.after_imports()
     read, write = os.pipe()
     os.set_blocking(write, False)
@@ -154,7 +154,7 @@ def serve(descriptor: int) -> None:
     signal.set_wakeup_fd(write)
     pipe, servers = Connection(descriptor), set[int]()
     while True:
-        ready, _, _ = select.select([pipe, read], [], [])
+        ready, _, _ = select.select([pipe.fileno(), read], [], [])
         if read in ready:
             os.read(read, 4096)
             for pid in sorted(servers):
@@ -162,7 +162,7 @@ def serve(descriptor: int) -> None:
                 if found:
                     servers.discard(pid)
                     pipe.send(("ended", pid, os.waitstatus_to_exitcode(status)))
-        if pipe in ready:
+        if pipe.fileno() in ready:
             try:
                 order = _Order(*pipe.recv())
             except (EOFError, OSError):

@@ -77,9 +77,7 @@ def listed(
         args.num_draft_entries = len(of_draft[0])
         args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens = (
             [*ours, *theirs]
-            for ours, theirs in zip(
-                (args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens), of_draft, strict=True
-            )
+            for ours, theirs in zip((args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens), of_draft, strict=True)
         )
     args.kv_layer_ids = build_kv_layer_ids(
         token_to_kv_pool=pool,
@@ -279,7 +277,8 @@ KINDS = tuple(_MAKERS)
 def make_with_draft(kind: str) -> Made:
     """Pools of a kind, and those of a draft model of one layer."""
     pool, requests, layers = _MAKERS[kind](HEADS, PAGE, (0, 1), "float32")
-    draft, _, _ = _MAKERS[kind](HEADS, PAGE, (0, 1), "float32", layers=1)
+    maker: Any = _MAKERS[kind]
+    draft, _, _ = maker(HEADS, PAGE, (0, 1), "float32", layers=1)
     made = listed(pool, requests, layers, heads=HEADS, draft=draft)
     made.kv_args.page_size_of_pool = pool.page_size
     return made

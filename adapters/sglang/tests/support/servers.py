@@ -48,7 +48,14 @@ class Server(HttpServer[Answer]):
     answers = Answer
 
     def __init__(
-        self, name: str, folder: Path, arguments: Sequence[str], environment: dict[str, str], *, ordinary: bool = False, port: int = 0
+        self,
+        name: str,
+        folder: Path,
+        arguments: Sequence[str],
+        environment: dict[str, str],
+        *,
+        ordinary: bool = False,
+        port: int = 0,
     ) -> None:
         self._ordinary = ordinary
         command = [
@@ -63,9 +70,7 @@ class Server(HttpServer[Answer]):
             return fork_server(command, environment, self.log)
         path = [*map(str, PATH), environment.get("PYTHONPATH", "")]
         environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
-        return super()._start(
-            [sys.executable, "-W", "ignore", "-m", "support.launch", *command], environment, pipes
-        )
+        return super()._start([sys.executable, "-W", "ignore", "-m", "support.launch", *command], environment, pipes)
 
     def tell(self, path: str, **body: Any) -> None:
         """POST an order to the server, which must take it."""

@@ -15,7 +15,7 @@ def after_imports() -> None:
     from sglang.srt.models.deepseek_common import attention_backend_handler as handlers
 
     # The plain backend can compute latents. SGLang has only not said so.
-    handlers.AttentionBackendRegistry.register("torch_native", handlers._dispatch_mla_subtype)
+    handlers.AttentionBackendRegistry.register("torch_native", handlers._dispatch_mla_subtype)  # noqa: SLF001
     native: Any = TorchNativeAttnBackend
     native.get_cpu_graph_seq_len_fill_value = lambda self: 1
     native.forward_extend = _of_chosen_tokens(native.forward_extend)
@@ -66,7 +66,8 @@ def extend_attention(
 
     The keys of the new tokens are in ``k`` and ``v``, and may not be in the pool yet.
     """
-    assert not is_cross and sinks is None, "no model of the tests has these"
+    assert not is_cross, "no model of the tests has this"
+    assert sinks is None, "no model of the tests has these"
     masked = 0
     for number in range(len(seq_lens)):
         new, all_, at = (int(each[number]) for each in (extend_seq_lens, seq_lens, extend_start_loc))
@@ -114,7 +115,8 @@ def decode_attention(
 
     With latents, the values are a part of the keys, so writing the keys writes both.
     """
-    assert not is_cross and sinks is None, "no model of the tests has these"
+    assert not is_cross, "no model of the tests has this"
+    assert sinks is None, "no model of the tests has these"
     if k is not None:
         k_buffer[loc] = k.view(-1, *k_buffer.shape[1:]).to(k_buffer.dtype)
         if v_buffer.data_ptr() != k_buffer.data_ptr():

@@ -45,7 +45,7 @@ def _multiply_by_gate(x: torch.Tensor, gate: torch.Tensor) -> None:
 
 def _split_projections(qkvz: torch.Tensor, ba: torch.Tensor, hk: int, hv: int, dk: int, dv: int) -> tuple[Any, ...]:
     """What a gated delta net projects at once: q, k, v together, then z, b and a."""
-    q, k, v, z = qkvz.split([hk * dk, hk * dk, hv * dv, hv * dv], -1)
+    q, k, v, z = torch.split(qkvz, [hk * dk, hk * dk, hv * dv, hv * dv], -1)
     b, a = ba.chunk(2, -1)
     return torch.cat([q, k, v], -1), z.reshape(-1, hv, dv), b.contiguous(), a.contiguous()
 

@@ -18,7 +18,7 @@ def after_imports() -> None:
     settings: Any = base
     settings.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0  # SGLang leaves 10 GiB to others
     host: Any = common
-    host._cuda_host_register = lambda *given, **named: None
+    host._cuda_host_register = lambda *given, **named: None  # noqa: SLF001
     copies: Any = pages
     copies.transfer_kv_direct = transfer_kv_direct
     stream: Any = torch.cpu.Stream

@@ -6,6 +6,7 @@ begins; ``slots`` say in which slot of the pool its state is, and a negative slo
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,7 +47,7 @@ def after_imports() -> None:
     import sglang.srt.layers.attention.mamba.mamba as mixer
 
     platform: Any = arguments
-    platform._platform_supports_mamba_cache_extra_buffer = lambda: True
+    platform._platform_supports_mamba_cache_extra_buffer = lambda: True  # noqa: SLF001
     anything: Any = mixer
     anything.causal_conv1d_fn = anything.causal_conv1d_fn_triton = causal_conv1d_fn
     anything.causal_conv1d_update = anything.causal_conv1d_update_triton = causal_conv1d_update
@@ -217,7 +218,12 @@ def chunk_gated_delta_rule(
 
 
 def fused_gdn_gating(
-    A_log: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dt_bias: torch.Tensor, beta: float = 1.0, threshold: float = 20.0
+    A_log: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    dt_bias: torch.Tensor,
+    beta: float = 1.0,
+    threshold: float = 20.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The logarithm of the decay, and beta, of a gated delta net: (1, tokens, heads) each."""
     gate = -A_log.float().exp() * F.softplus(a.float() + dt_bias.float(), beta, threshold)
@@ -456,5 +462,5 @@ def track_states_of_all_layers(
 def _sequences(starts: Any) -> Iterator[tuple[int, int, int]]:
     """The number of each sequence, its first token, and one past its last."""
     places = starts.tolist()
-    for number, (begin, end) in enumerate(zip(places[:-1], places[1:], strict=True)):
+    for number, (begin, end) in enumerate(itertools.pairwise(places)):
         yield number, begin, end

@@ -11,7 +11,8 @@ __all__ = ["after_imports"]
 
 def after_imports() -> None:
     """Put the kernels where SGLang looks for them, and let it use its backend for newer CPUs."""
-    import sgl_kernel
+    import importlib
+
     import sglang.kernels.ops.speculative.cache_locs as cache_locs
     import sglang.kernels.ops.speculative.eagle as eagle
     import sglang.kernels.ops.speculative.spec_tree as tree
@@ -21,7 +22,7 @@ def after_imports() -> None:
     import sglang.srt.mem_cache.allocation as allocation
     import sglang.srt.speculative.draft_utils as drafts
 
-    package: Any = sgl_kernel
+    package: Any = importlib.import_module("sgl_kernel")
     package.build_draft_decode_metadata_cpu = build_draft_decode_metadata
     package.assign_req_to_token_pool_cpu = assign_req_to_token_pool
     package.build_tree_kernel_efficient_cpu = build_tree
@@ -82,7 +83,12 @@ def build_draft_decode_metadata(
 
 
 def assign_req_to_token_pool(
-    pool: torch.Tensor, req_to_token: torch.Tensor, start: torch.Tensor, end: torch.Tensor, slots: torch.Tensor, *more: Any
+    pool: torch.Tensor,
+    req_to_token: torch.Tensor,
+    start: torch.Tensor,
+    end: torch.Tensor,
+    slots: torch.Tensor,
+    *more: Any,
 ) -> None:
     """Write the slots of each sequence's new tokens into its row."""
     at = 0
@@ -108,7 +114,8 @@ def build_tree(
 ) -> None:
     """The tree of drafted tokens of each sequence, as lists of first children and next siblings, and its mask."""
     batch = len(seq_lens)
-    assert int(mode) != 0 and tree_mask.numel() == batch * count * count, "the mask is of the drafted tokens alone"
+    assert int(mode) != 0
+    assert tree_mask.numel() == batch * count * count, "the mask is of the drafted tokens alone"
     masks, places = tree_mask.view(batch, count, count), positions.view(batch, count)
     children, siblings = retrieve_next_token.view(batch, count), retrieve_next_sibling.view(batch, count)
     retrieve_index.view(-1)[:] = torch.arange(batch * count)
@@ -147,7 +154,10 @@ def verify_tree_greedy(
     retrive_next_sibling: torch.Tensor,
     target_predict: torch.Tensor,
 ) -> None:
-    """Go down the tree for as long as a drafted token is the one that the model itself says. SGLang spells the names so."""
+    """Go down the tree for as long as a drafted token is the one that the model itself says.
+
+    SGLang spells the arguments so.
+    """
     batch, count = candidates.shape
     said = target_predict.view(batch, count)
     for number in range(batch):
@@ -168,17 +178,30 @@ def verify_tree_greedy(
 
 
 def assign_draft_cache_locs(
-    pool: torch.Tensor, req_to_token: torch.Tensor, seq_lens: torch.Tensor, out: torch.Tensor, width: int, topk: int, steps: int
+    pool: torch.Tensor,
+    req_to_token: torch.Tensor,
+    seq_lens: torch.Tensor,
+    out: torch.Tensor,
+    width: int,
+    topk: int,
+    steps: int,
 ) -> None:
     """The slots of the tokens that will be drafted, in the order of sequences."""
     count = topk * steps
     for number in range(len(seq_lens)):
         first = int(seq_lens[number])
-        out[number * count : (number + 1) * count] = req_to_token[int(pool[number]), first : first + count].to(out.dtype)
+        out[number * count : (number + 1) * count] = req_to_token[int(pool[number]), first : first + count].to(
+            out.dtype
+        )
 
 
 def assign_extend_cache_locs(
-    pool: torch.Tensor, req_to_token: torch.Tensor, start: torch.Tensor, end: torch.Tensor, out: torch.Tensor, *more: Any
+    pool: torch.Tensor,
+    req_to_token: torch.Tensor,
+    start: torch.Tensor,
+    end: torch.Tensor,
+    out: torch.Tensor,
+    *more: Any,
 ) -> None:
     """The slots of the tokens from ``start`` to ``end`` of each sequence."""
     at = 0

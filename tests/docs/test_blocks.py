@@ -84,9 +84,9 @@ def test_no_block_is_only_indented(page: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "engine", "allowed"),
     [
-        ("sglang.md", "sglang", {"cuda", "overlap"}),
+        ("sglang.md", "sglang", {"cuda"}),
         ("vllm.md", "vllm", {"cuda"}),
-        ("two-engines.md", "sglang", {"cuda", "overlap"}),
+        ("two-engines.md", "sglang", {"cuda"}),
         ("two-engines.md", "vllm", {"cuda"}),
     ],
 )

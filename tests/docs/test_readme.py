@@ -80,7 +80,7 @@ def test_the_adapter_has_the_same_lines(name: str) -> None:
 
 def test_the_line_for_sglang_is_a_configuration() -> None:
     given = json.loads(shlex.split(block("sglang").splitlines()[1])[1].partition("=")[2])
-    assert given.pop("sglang") == {"allow": ["cuda", "overlap"]}
+    assert given.pop("sglang") == {"allow": ["cuda"]}
     assert given.pop("backend") in backends()
     assert given == {}
 

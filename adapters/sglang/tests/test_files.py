@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
+
 import statelink_sglang
 
 pytestmark = pytest.mark.smoke

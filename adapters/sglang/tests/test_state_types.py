@@ -1,0 +1,39 @@
+"""SGLang's types of state: the tests move each of them between two real pools, or this file says why not."""
+
+from __future__ import annotations
+
+import pytest
+from support.deepseek_v4 import make_v4, switched
+from support.pools import KINDS, make
+
+from statelink_sglang._limits import TESTED_STATE
+
+pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
+
+NOT_MOVED = {
+    "swa_ring": "only ROCm's pool of DeepSeek V4 has it, which is refused: SGLang's own indices do not fit that pool",
+    "dsa_tail": "SGLang names its rows by six numbers, which the adapter does not translate",
+    "minimax_index_k": "SGLang's pool does not say which layers of the model are sparse",
+    "minimax_dense_kv": "SGLang's pool does not say which layers of the model are sparse",
+    "block_scale_swa": "SGLang has no pool with windows in MXFP8 that can be made on a CPU",
+}
+"""Why no test moves a type of state. The adapter refuses each of them."""
+
+
+def _of_pools() -> set[str]:
+    """The types of the pools whose bytes test_transfer.py and test_deepseek_v4.py compare."""
+    listed = [make(kind).kv_args for kind in KINDS]
+    with switched("dspark") as variant:
+        listed.append(make_v4(variant).kv_args)
+    return {each.value for args in listed for each in args.state_types}
+
+
+def test_every_type_is_moved_or_has_a_reason() -> None:
+    from sglang.srt.disaggregation.base.conn import StateType
+
+    assert {each.value for each in StateType} == TESTED_STATE | NOT_MOVED.keys()
+    assert not TESTED_STATE & NOT_MOVED.keys()
+
+
+def test_every_type_that_the_adapter_takes_is_moved() -> None:
+    assert _of_pools() == TESTED_STATE

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import functools
+import http.client
+import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
-from statelink_sglang import _dp_ranks as dp_ranks
-from statelink_sglang._dp_ranks import Announcer, RankFinder
-from statelink_sglang._http import ask_ranks, put_rooms
-from statelink_sglang.backend import BootstrapServer
+from statelink_sglang.backend import (
+    MOST_ROOMS,
+    ROOMS_PATH,
+    Announcer,
+    BootstrapServer,
+    RankFinder,
+    ask_ranks,
+    put_rooms,
+)
 
 pytestmark = pytest.mark.smoke
 
@@ -62,18 +69,15 @@ class _Slow:
         self.asked: list[int] = []
         self.go = threading.Event()
 
-    def __call__(self, address: str, rooms: list[int], timeout: float) -> dict[int, int]:
+    def __call__(self, address: str, rooms: Sequence[int], timeout: float) -> dict[int, int]:
         self.asked.append(len(rooms))
         self.go.wait(30)
         return ask_ranks(address, rooms, timeout)
 
 
-def test_a_scheduler_never_waits_and_rooms_are_asked_for_together(
-    server: BootstrapServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scheduler_never_waits_and_rooms_are_asked_for_together(server: BootstrapServer) -> None:
     slow = _Slow()
-    monkeypatch.setattr(dp_ranks, "ask_ranks", slow)
-    finder, at = RankFinder(), _at(server)
+    finder, at = RankFinder(slow), _at(server)
     rooms = range(1, 201)
     put_rooms(at, 1, list(rooms), 5)
     assert finder.find(at, 1) is None
@@ -86,17 +90,14 @@ def test_a_scheduler_never_waits_and_rooms_are_asked_for_together(
     assert slow.asked == [1, 199]
 
 
-def test_a_room_that_was_forgotten_is_asked_for_no_more(
-    server: BootstrapServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = list[list[int]]()
+def test_a_room_that_was_forgotten_is_asked_for_no_more(server: BootstrapServer) -> None:
+    asked = list[Sequence[int]]()
 
-    def ask(address: str, rooms: list[int], timeout: float) -> dict[int, int]:
+    def ask(address: str, rooms: Sequence[int], timeout: float) -> dict[int, int]:
         asked.append(rooms)
         return ask_ranks(address, rooms, timeout)
 
-    monkeypatch.setattr(dp_ranks, "ask_ranks", ask)
-    finder, at = RankFinder(), _at(server)
+    finder, at = RankFinder(ask), _at(server)
     finder.find(at, 7)
     finder.find(at, 8)
     _wait(lambda: asked or None)
@@ -110,12 +111,11 @@ def test_a_room_that_was_forgotten_is_asked_for_no_more(
     assert 7 not in asked[-1]
 
 
-def test_a_server_that_comes_later_is_asked_until_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dp_ranks, "FAILED_PAUSE", 0.02)
+def test_a_server_that_comes_later_is_asked_until_it_is_there() -> None:
     first = BootstrapServer("127.0.0.1", 0)
     at, port = _at(first), first.port
     first.close()
-    finder, announcer = RankFinder(), Announcer(at, 3)
+    finder, announcer = RankFinder(pause=0.02), Announcer(at, 3, pause=0.02)
     announcer.put(11)
     assert finder.find(at, 11) is None
     time.sleep(0.1)
@@ -126,13 +126,15 @@ def test_a_server_that_comes_later_is_asked_until_it_is_there(monkeypatch: pytes
         server.close()
 
 
-def test_the_oldest_rooms_go_first(server: BootstrapServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("statelink_sglang._server.KEPT_ROOMS", 100)
+def test_the_oldest_rooms_go_first(server: BootstrapServer) -> None:
+    """A server keeps 262,144 rooms."""
     at = _at(server)
-    put_rooms(at, 0, range(1, 61), 5)
-    put_rooms(at, 1, range(61, 121), 5)
+    put_rooms(at, 0, range(1, MOST_ROOMS + 1), 5)
     put_rooms(at, 2, [21], 5)  # it is the newest now
-    assert ask_ranks(at, [1, 20, 21, 22, 120], 5) == {21: 2, 22: 0, 120: 1}
+    for first in range(MOST_ROOMS + 1, 132 * MOST_ROOMS, MOST_ROOMS):
+        put_rooms(at, 1, range(first, first + MOST_ROOMS), 5)
+    last = 132 * MOST_ROOMS
+    assert ask_ranks(at, [1, 20, 21, 22, MOST_ROOMS + 1, last], 5) == {21: 2, MOST_ROOMS + 1: 1, last: 1}
 
 
 @pytest.mark.parametrize(
@@ -151,12 +153,13 @@ def test_the_oldest_rooms_go_first(server: BootstrapServer, monkeypatch: pytest.
     ],
 )
 def test_a_wrong_message_is_refused_and_the_server_lives(server: BootstrapServer, body: Any) -> None:
-    from statelink_sglang._http import _exchange
-
     for method in ("PUT", "POST"):
         if method == "POST" and isinstance(body, dict) and body.get("rooms") == [1] and body["schema"] == 2:
             continue  # decode's messages have no rank
-        status, answer = _exchange(_at(server), method, "/statelink/rooms", body, 5)
-        assert status == 400, answer
+        connection = http.client.HTTPConnection(_at(server), timeout=5)
+        connection.request(method, ROOMS_PATH, json.dumps(body))
+        answer = connection.getresponse()
+        assert answer.status == 400, answer.read()
+        connection.close()
     put_rooms(_at(server), 0, [1], 5)
     assert ask_ranks(_at(server), [1], 5) == {1: 0}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from statelink_sglang._samples import ROOMS, STRIDE, around_handle_batch, around_send, room_of_sample
+from statelink_sglang.backend import ROOMS, STRIDE, around_handle_batch, around_send, room_of_sample
 
 pytestmark = pytest.mark.smoke
 

@@ -6,7 +6,7 @@ import pytest
 from support.deepseek_v4 import make_v4, switched
 from support.pools import KINDS, make
 
-from statelink_sglang._limits import TESTED_STATE
+from statelink_sglang.backend import TESTED_STATE
 
 pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
 

@@ -22,11 +22,11 @@ log = logger("statelink.sglang")
 
 PAUSE_SECONDS = 0.01
 """Least seconds between two exchanges of one thread with one bootstrap server."""
-LONGEST_PAUSE = 0.1
+LONGEST_PAUSE_SECONDS = 0.1
 """Seconds between two questions for rooms that no DP rank of prefill has got yet, in the end."""
-FAILED_PAUSE = 0.5
+FAILED_PAUSE_SECONDS = 0.5
 """Seconds until a bootstrap server that did not answer is asked again."""
-ANSWER_SECONDS = 5.0
+RANK_ANSWER_SECONDS = 5.0
 """Seconds that a bootstrap server may take for an answer."""
 
 
@@ -36,13 +36,14 @@ class Announcer:
     Args:
         address: ``host:port`` of the bootstrap server.
         rank: The DP rank.
+        pause: Seconds until a server that did not answer is told again.
 
     Attributes:
         put: Takes a room. Does not block. Any thread.
     """
 
-    def __init__(self, address: str, rank: int) -> None:
-        self._address, self._rank = address, rank
+    def __init__(self, address: str, rank: int, pause: float = FAILED_PAUSE_SECONDS) -> None:
+        self._address, self._rank, self._pause = address, rank, pause
         self._rooms: SimpleQueue[int] = SimpleQueue()
         self.put: Callable[[int], None] = self._rooms.put
         threading.Thread(target=self._run, name="statelink-announce", daemon=True).start()
@@ -53,12 +54,12 @@ class Announcer:
             while len(rooms) < MOST_ROOMS and not self._rooms.empty():
                 rooms.append(self._rooms.get())
             while not self._told(rooms):
-                time.sleep(FAILED_PAUSE)
+                time.sleep(self._pause)
             time.sleep(PAUSE_SECONDS)
 
     def _told(self, rooms: Sequence[int]) -> bool:
         try:
-            put_rooms(self._address, self._rank, rooms, ANSWER_SECONDS)
+            put_rooms(self._address, self._rank, rooms, RANK_ANSWER_SECONDS)
         except (OSError, ValueError) as error:
             log.warning("the bootstrap server %s does not take the rooms of DP rank %d: %s", *self._described(error))
             return False
@@ -73,9 +74,18 @@ class RankFinder:
 
     A daemon thread asks one server, for all rooms that are looked for there, and ends when there are none. Only servers
     that have answered as prefill servers are asked, so these threads are few.
+
+    Args:
+        ask: Asks a server: its address, rooms, and the seconds for the answer.
+        pause: Seconds until a server that did not answer is asked again.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        ask: Callable[[str, Sequence[int], float], dict[int, int]] = ask_ranks,
+        pause: float = FAILED_PAUSE_SECONDS,
+    ) -> None:
+        self._ask_server, self._pause = ask, pause
         self._lock = threading.Lock()
         self._wanted: dict[str, set[int]] = {}
         """By server, the rooms whose rank is not known. A server is here for as long as a thread asks it."""
@@ -111,15 +121,15 @@ class RankFinder:
                     return
                 new = rooms - asked
                 asked = set(sorted(rooms, key=asked.__contains__)[:MOST_ROOMS])
-            pause = PAUSE_SECONDS if new else min(2 * pause, LONGEST_PAUSE)
+            pause = PAUSE_SECONDS if new else min(2 * pause, LONGEST_PAUSE_SECONDS)
             try:
-                found = ask_ranks(address, sorted(asked), ANSWER_SECONDS)
+                found = self._ask_server(address, sorted(asked), RANK_ANSWER_SECONDS)
             except (OSError, ValueError) as error:
                 log.debug("the bootstrap server %s does not say which DP ranks have rooms: %s", address, error)
-                pause = FAILED_PAUSE
+                pause = self._pause
             except Exception:  # a defect here must not end the questions
                 log.exception("asking the bootstrap server at %s for DP ranks", address)
-                pause = FAILED_PAUSE
+                pause = self._pause
             else:
                 self._answered(address, found)
             time.sleep(pause)

@@ -11,27 +11,35 @@ from ._calls import Calls
 from ._content import content_of_request
 from ._declines import Declines
 from ._directory import Directory, Instance, Prefill
+from ._dp_ranks import Announcer, RankFinder
 from ._failure import TransferFailed
 from ._hooks import Announced, announcing, around_init_kv_manager
-from ._http import put
+from ._http import ask_ranks, put, put_rooms
 from ._inventory import Pools, describe_pools
-from ._limits import Server, check_server
+from ._limits import TESTED_STATE, Server, check_server
 from ._manager import Manager, Timeouts
 from ._options import ALLOWED, VARIABLE, read_options
 from ._receiver import Receiver
 from ._rows import FIRST_TOKEN, first_token
+from ._samples import ROOMS, STRIDE, around_handle_batch, around_send, room_of_sample
 from ._seam import SCHEDULER, differences, loaded
 from ._sender import Sender
-from ._server import PATH, SCHEMA, BootstrapServer
+from ._server import MOST_ROOMS, PATH, ROOMS_PATH, SCHEMA, BootstrapServer
 
 __all__ = [
     "ALLOWED",
     "FIRST_TOKEN",
+    "MOST_ROOMS",
     "PATH",
+    "ROOMS",
+    "ROOMS_PATH",
     "SCHEDULER",
     "SCHEMA",
+    "STRIDE",
+    "TESTED_STATE",
     "VARIABLE",
     "Announced",
+    "Announcer",
     "BootstrapServer",
     "Calls",
     "Declines",
@@ -40,6 +48,7 @@ __all__ = [
     "Manager",
     "Pools",
     "Prefill",
+    "RankFinder",
     "Receiver",
     "Sender",
     "Server",
@@ -47,8 +56,11 @@ __all__ = [
     "TransferFailed",
     "announcing",
     "around_decode_add",
+    "around_handle_batch",
     "around_init_kv_manager",
     "around_prefill_add",
+    "around_send",
+    "ask_ranks",
     "check_server",
     "content_of_request",
     "describe_pools",
@@ -56,5 +68,7 @@ __all__ = [
     "first_token",
     "loaded",
     "put",
+    "put_rooms",
     "read_options",
+    "room_of_sample",
 ]

@@ -61,12 +61,11 @@ class Announcer:
         try:
             put_rooms(self._address, self._rank, rooms, RANK_ANSWER_SECONDS)
         except (OSError, ValueError) as error:
-            log.warning("the bootstrap server %s does not take the rooms of DP rank %d: %s", *self._described(error))
+            log.warning(
+                "the bootstrap server %s does not take rooms of DP rank %d: %s", self._address, self._rank, error
+            )
             return False
         return True
-
-    def _described(self, error: Exception) -> tuple[str, int, Exception]:
-        return self._address, self._rank, error
 
 
 class RankFinder:

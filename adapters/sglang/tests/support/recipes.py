@@ -299,46 +299,13 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @functools.cache  # the flags of no recipe change it further
 def _state_types(kind: str, draft: bool) -> tuple[str, ...]:
+    from .deepseek_v4 import make_v4, switched
     from .pools import make
 
-    args = _v4(draft) if kind == "v4" else make(kind).kv_args
-    return tuple(each.value for each in args.state_types)
-
-
-def _v4(draft: bool) -> Any:
-    """What SGLang lists of a pool of DeepSeek V4: layers with a window alone, and with both ratios of compression."""
-    import torch
-    from sglang.srt.disaggregation.base.conn import KVArgs
-    from sglang.srt.disaggregation.utils import setup_state_kv_args
-    from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool
-
-    def pool(ratios: list[int], of_draft: bool) -> Any:
-        return DeepSeekV4TokenToKVPool(
-            max_num_reqs=2,
-            swa_size=512,
-            c4_size=64,
-            c128_size=4,
-            c4_state_pool_size=64,
-            c128_state_pool_size=512,
-            page_size=256,
-            swa_page_size=256,
-            dtype=torch.float8_e4m3fn,
-            c4_state_dtype=torch.float32,
-            c128_state_dtype=torch.float32,
-            qk_nope_head_dim=448,
-            qk_rope_head_dim=64,
-            indexer_head_dim=128,
-            layer_num=len(ratios),
-            device="cpu",
-            enable_memory_saver=False,
-            compression_ratios=ratios,
-            is_draft_worker=of_draft,
-        )
-
-    target, next_tokens = pool([0, 4, 128], False), pool([0], True) if draft else None
-    args = KVArgs()
-    setup_state_kv_args(args, target, next_tokens, 3)
-    return args
+    if kind != "v4":
+        return tuple(each.value for each in make(kind).kv_args.state_types)
+    with switched("mtp" if draft else "plain") as variant:
+        return tuple(each.value for each in make_v4(variant).kv_args.state_types)
 
 
 def refusals(side: Side, found: Resolved, allow: Collection[str]) -> list[str]:

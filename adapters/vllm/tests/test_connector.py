@@ -29,15 +29,21 @@ KINDS = {
 
 def config_of(lookahead: int = 0, stages: int = 1, width: int = 1, **model: Any) -> Any:
     """What the connector reads of a ``VllmConfig``."""
-    given = {"backend": "tcp", "vllm": {"allow": ["pp", "speculative"]}}
-    layer = SimpleNamespace(get_attn_backend=lambda: SimpleNamespace(get_name=lambda: "FLASH_ATTN"))
+    given = {"backend": "tcp"}
+    layer = SimpleNamespace(
+        get_attn_backend=lambda: SimpleNamespace(get_name=lambda: "FLASH_ATTN"), is_draft_layer=False
+    )
     text = SimpleNamespace(num_hidden_layers=1, hidden_size=8, vocab_size=8)
     return SimpleNamespace(
         kv_transfer_config=SimpleNamespace(kv_role="kv_both", kv_connector_extra_config=given, engine_id="e"),
-        parallel_config=SimpleNamespace(pipeline_parallel_size=stages, tensor_parallel_size=width),
+        parallel_config=SimpleNamespace(
+            pipeline_parallel_size=stages,
+            tensor_parallel_size=width,
+            decode_context_parallel_size=1,
+            prefill_context_parallel_size=1,
+        ),
         scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
         model_config=SimpleNamespace(
-            use_mla=False,
             multimodal_config=None,
             hf_text_config=text,
             hf_config=text,
@@ -45,7 +51,7 @@ def config_of(lookahead: int = 0, stages: int = 1, width: int = 1, **model: Any)
         ),
         device_config=SimpleNamespace(device_type="cpu"),
         compilation_config=SimpleNamespace(static_forward_context={"model.layers.0.attn": layer}),
-        speculative_config=object() if lookahead else None,
+        speculative_config=None,
         num_prefill_lookahead_tokens=lookahead,
     )
 

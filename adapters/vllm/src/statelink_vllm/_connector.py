@@ -14,7 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
-from vllm.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_rank
+from vllm.distributed.parallel_state import get_dcp_group, get_pp_group, get_tensor_model_parallel_rank
 from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, SlidingWindowSpec, iter_layer_specs
@@ -175,7 +175,8 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
         width, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
         rank, stage = get_tensor_model_parallel_rank(), get_pp_group().rank_in_group if stages > 1 else 0
         layers = config.compilation_config.static_forward_context
-        text = config.model_config.hf_text_config
+        text, speculation = config.model_config.hf_text_config, config.speculative_config
+        drafts = None if speculation is None else speculation.draft_model_config
         model = Model(
             tp=(rank, width),
             heads=config.model_config.get_total_num_kv_heads(),
@@ -184,6 +185,9 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
             backend=lambda name: str(layers[name].get_attn_backend().get_name()),
             number=extract_layer_index,
             pages=self._options.pages,
+            draft=lambda name: bool(layers[name].is_draft_layer),
+            draft_heads=0 if drafts is None else drafts.get_total_num_kv_heads(),
+            positions=_positions(parallel),
         )
         components, groups = describe_cache(cache, kv_caches, model)
         inventory = state.describe(
@@ -241,6 +245,14 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
         """Close the link."""
         if self._worker is not None:
             self._worker.close()
+
+
+def _positions(parallel: Any) -> state.Partition:
+    """Which positions of a sequence this rank holds: blocks of them are dealt out over ranks of context parallelism."""
+    size = parallel.decode_context_parallel_size
+    if size == 1:
+        return state.Partition()
+    return state.Partition("cyclic", size, get_dcp_group().rank_in_group, parallel.cp_kv_cache_interleave_size)
 
 
 def _identity(config: Any) -> str:

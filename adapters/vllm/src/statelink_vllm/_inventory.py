@@ -1,4 +1,4 @@
-"""Describes what a worker holds: one component for each group of layers that share a block table in vLLM.
+"""Describes what a worker holds: a component for each kind of layers in each group that has a block table in vLLM.
 
 Groups take turns in one allocation. A block id belongs to one of them at a time, so their components may have the same
 bytes.
@@ -14,16 +14,11 @@ import numpy as np
 from statelink import indices_of, state
 from statelink.errors import StateError
 
+from ._fills import fill_of
+from ._kinds import ATTENTION, LATENT, RECURRENT, Kind, kind_of, numbers_of
 from ._recurrent import packing_of
 
 __all__ = ["Group", "Model", "describe_cache"]
-
-PAGES = dict.fromkeys(("FLASH_ATTN", "TRITON_ATTN", "FLEX_ATTENTION"), "pairs")
-"""How backends of attention fill pages, where that is known; see `statelink_vllm._options.FILLS`."""
-
-ATTENTION = ("FullAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec")
-LATENT = ("MLAAttentionSpec", "SlidingWindowMLASpec")
-RECURRENT = ("MambaSpec",)
 
 
 class Model(NamedTuple):
@@ -37,6 +32,9 @@ class Model(NamedTuple):
         backend: Name of the backend of attention of a layer.
         number: Number of a layer in the whole model, by its name.
         pages: What the operator says of how backends of attention fill pages.
+        draft: Whether a draft model has a layer, by its name.
+        draft_heads: KV heads of the whole draft model.
+        positions: Which positions this rank holds of layers that decode context parallelism shards.
     """
 
     tp: tuple[int, int]
@@ -46,6 +44,9 @@ class Model(NamedTuple):
     backend: Callable[[str], str]
     number: Callable[[str], int]
     pages: Mapping[str, str] = {}
+    draft: Callable[[str], bool] = lambda name: False
+    draft_heads: int = 0
+    positions: state.Partition = state.Partition()
 
 
 class Group(NamedTuple):
@@ -57,6 +58,7 @@ class Group(NamedTuple):
         ratio: Items of the component in a block: more than one if the backend of attention splits blocks.
         recurrent: Whether the request's state is in one block.
         spare: Blocks at the end of a recurrent table that only speculation uses.
+        layers: vLLM's names of the layers.
     """
 
     table: int
@@ -64,6 +66,7 @@ class Group(NamedTuple):
     ratio: int = 1
     recurrent: bool = False
     spare: int = 0
+    layers: tuple[str, ...] = ()
 
     def indices(self, table: Sequence[int], tokens: int, prefix: int) -> Any:
         """The indices of what has to move.
@@ -133,10 +136,10 @@ def describe_cache(
     for group in config.kv_cache_groups:
         named.update(group.layer_names)
     moved = [config.kv_cache_groups[number] for number in config.transfer_group_ids]
-    for place, (name, group) in enumerate(zip(_named(moved), moved, strict=True)):
-        layers = dict(_own(group.layer_names, caches))
-        if layers:  # a stage of a pipeline may have no layer of a group
-            component, found = _describe(name, place, group.kv_cache_spec, layers, config.num_blocks, model)
+    for place, (number, group) in enumerate(zip(numbers_of(moved), moved, strict=True)):
+        for kind, layers in _by_kind(group, caches, model).items():
+            specs = [_spec_of(group, layer) for layer in layers]
+            component, found = _describe(kind, kind.name(number), place, specs, layers, config.num_blocks, model)
             described.append(component)
             groups.append(found)
     addresses = {cache.data_ptr() for name, cache in caches.items() if name in named}
@@ -146,23 +149,19 @@ def describe_cache(
     return described, tuple(groups)
 
 
-def _named(groups: Sequence[Any]) -> list[str]:
-    """A name for each group: that of its state type, and its number among several of that type.
+def _by_kind(group: Any, caches: Mapping[str, Any], model: Model) -> dict[Kind, dict[str, Any]]:
+    """The layers of a group on this rank, by their kind: none if a stage of a pipeline has no layer of the group."""
+    found: dict[Kind, dict[str, Any]] = {}
+    for layer, cache in _own(group.layer_names, caches):
+        kind = kind_of(layer, _spec_of(group, layer), draft=model.draft(layer))
+        found.setdefault(kind, {})[layer] = cache
+    return found
 
-    Servers whose engines group the layers of a model in the same way have the same names.
-    """
-    types = [_type_of(group.kv_cache_spec) for group in groups]
-    numbers = [types[:place].count(name) for place, name in enumerate(types)]
-    return [f"{name}.{n}" if types.count(name) > 1 else name for name, n in zip(types, numbers, strict=True)]
 
-
-def _type_of(spec: Any) -> str:
-    """The state type of a group, even if the group cannot be described."""
-    inner = getattr(spec, "kv_cache_specs", None)
-    some = type(spec if inner is None else next(iter(inner.values()))).__name__
-    if some in RECURRENT:
-        return "mamba"
-    return "swa" if "Sliding" in some else "chunked_local" if "Chunked" in some else "kv"
+def _spec_of(group: Any, layer: str) -> Any:
+    """The specification of a layer: that of its group, or its own if the group's layers differ."""
+    inner = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    return group.kv_cache_spec if inner is None else inner[layer]
 
 
 def _own(names: Sequence[str], caches: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -175,23 +174,31 @@ def _own(names: Sequence[str], caches: Mapping[str, Any]) -> Iterator[tuple[str,
 
 
 def _describe(
-    name: str, place: int, spec: Any, layers: Mapping[str, Any], blocks: int, model: Model
+    kind: Kind, name: str, place: int, specs: Sequence[Any], layers: Mapping[str, Any], blocks: int, model: Model
 ) -> tuple[state.Described, Group]:
-    inner = getattr(spec, "kv_cache_specs", None)
-    specs = [spec] if inner is None else [inner[layer] for layer in layers]
-    kinds = {type(each).__name__ for each in specs}
-    kind = kinds.pop() if len(kinds) == 1 else ""
-    if kind not in (*ATTENTION, *LATENT, *RECURRENT):
-        found = kind or ", ".join(sorted({type(each).__name__ for each in specs}))
+    types = sorted({type(each).__name__ for each in specs})
+    if len(types) > 1 or types[0] not in (*ATTENTION, *LATENT, *RECURRENT):
         raise StateError(
             f"the layers of group {name!r} cannot be described",
-            cause=f"their KV cache specification is {found}",
+            cause=f"their KV cache specification is {', '.join(types)}",
             hint=f"known are {', '.join((*ATTENTION, *LATENT, *RECURRENT))}",
         )
+    if any(getattr(each, "bounded_replay", False) for each in specs):
+        raise StateError(
+            f"the layers of group {name!r} cannot be described",
+            cause="vLLM computes their windows again after a prefix hit (bounded replay), and keeps none of them",
+        )
     numbers = _numbered(name, layers, model)
-    if kind in RECURRENT:
-        return _recurrent(name, place, specs, numbers, model)
-    return _attention(name, place, specs, numbers, blocks, model, next(iter(layers)))
+    if types[0] in RECURRENT:
+        described, found = _recurrent(name, place, specs, numbers, model)
+    else:
+        ratio = _split(name, numbers, blocks)
+        if kind.ratio == 1:
+            described = _attention(kind, name, specs, layers, numbers, model)
+        else:
+            described = _compressed(kind, name, specs, layers, numbers, ratio, model)
+        found = Group(place, described.component, ratio=ratio)
+    return described, found._replace(layers=tuple(layers))
 
 
 def _numbered(name: str, layers: Mapping[str, Any], model: Model) -> dict[int, Any]:
@@ -201,19 +208,8 @@ def _numbered(name: str, layers: Mapping[str, Any], model: Model) -> dict[int, A
     return numbered
 
 
-def _attention(
-    name: str, place: int, specs: Sequence[Any], layers: Mapping[int, Any], blocks: int, model: Model, layer: str
-) -> tuple[state.Described, Group]:
-    spec = specs[0]
-    latent = type(spec).__name__ in LATENT
-    counts = {each.num_heads for each in specs}
-    if len(counts) > 1:
-        raise StateError(f"the layers of group {name!r} have several numbers of heads", cause=f"{sorted(counts)}")
-    if spec.tokens_per_state != 1 or getattr(spec, "model_version", None):
-        raise StateError(
-            f"the layers of group {name!r} cannot be described",
-            cause=f"one of their states stands for {spec.tokens_per_state} tokens",
-        )
+def _split(name: str, layers: Mapping[int, Any], blocks: int) -> int:
+    """How many items of the layers a block has."""
     for number, cache in layers.items():
         if cache.shape[0] % blocks:
             raise StateError(
@@ -223,40 +219,78 @@ def _attention(
     ratios = {cache.shape[0] // blocks for cache in layers.values()}
     if len(ratios) > 1:
         raise StateError(f"the layers of group {name!r} split blocks in several ways", cause=f"{sorted(ratios)}")
-    backend = model.backend(layer)
+    return int(ratios.pop())
+
+
+def _attention(
+    kind: Kind, name: str, specs: Sequence[Any], layers: Mapping[str, Any], numbers: Mapping[int, Any], model: Model
+) -> state.Described:
+    spec = specs[0]
+    latent = type(spec).__name__ in LATENT
+    counts = {each.num_heads for each in specs}
+    if len(counts) > 1:
+        raise StateError(f"the layers of group {name!r} have several numbers of heads", cause=f"{sorted(counts)}")
+    fill = fill_of(kind, specs, [model.backend(layer) for layer in layers], model.pages, latent=latent)
     window = getattr(spec, "sliding_window", None) if "Sliding" in type(spec).__name__ else None
     # A specification of full attention may have this number, too: then vLLM keeps every token.
     chunk = spec.attention_chunk_size if "Chunked" in type(spec).__name__ else None
-    content = "latent" if latent else {**PAGES, **model.pages}.get(backend, backend)
-    keys = _keys(specs) if content in ("pairs", "halves") else 0
-    described = state.fused_pages(
-        layers,
-        heads=1 if latent else _heads(name, spec, model),
+    return state.fused_pages(
+        numbers,
+        heads=1 if latent else _heads(name, spec, model.draft_heads if kind.draft else model.heads, model.tp[1]),
         tp=(0, 1) if latent else model.tp,
-        keys=keys,
-        halves=keys > 0 and content == "halves",
-        opaque=content not in ("pairs", "latent") and not keys,
+        keys=fill.keys,
+        halves=fill.halves,
+        opaque=fill.opaque,
         # The last token of the prompt is computed on decode, so prefill's window ends one token earlier.
         window=None if window is None else max(window - 1, 1),
         # After n tokens, vLLM holds those from n - n mod chunk on: what the token at position n attends to.
         attention_chunk=chunk,
         name=name,
+        type=kind.type,
+        partition=_positions(spec, model),
         replicated=latent,
-        format=_format(spec, "" if keys else content),
+        format=fill.format,
     )
-    return described, Group(place, described.component, ratio=ratios.pop())
 
 
-def _keys(specs: Sequence[Any]) -> int:
-    """Elements of the key of a token and head, where the rest of its content is the value; else 0."""
-    sizes = {(each.head_size, each.state_content_bytes, getattr(each.kv_quant_mode, "name", "NONE")) for each in specs}
-    size, packed, quantised = sizes.pop()
-    return int(size) if not sizes and packed is None and quantised == "NONE" else 0
+def _compressed(
+    kind: Kind,
+    name: str,
+    specs: Sequence[Any],
+    layers: Mapping[str, Any],
+    numbers: Mapping[int, Any],
+    ratio: int,
+    model: Model,
+) -> state.Described:
+    """Rows that stand for several tokens each. They move with rows that are not complete yet."""
+    spec = specs[0]
+    if not isinstance(kind.ratio, int) or len({each.block_size for each in specs}) > 1:
+        raise StateError(
+            f"the layers of group {name!r} cannot be described",
+            cause=f"one of their states stands for {kind.ratio} tokens, in blocks of {spec.block_size}",
+        )
+    fill = fill_of(kind, specs, [model.backend(layer) for layer in layers], model.pages, latent=True)
+    part = "index" if kind.of_index else "kv"
+    page = spec.block_size // ratio
+    return state.compressed_pages(
+        {number: {part: cache[:, 0]} for number, cache in numbers.items()},
+        page=page,
+        name=name,
+        type=kind.type,
+        partition=_positions(spec, model),
+        replicated=True,
+        # Their rows are not next to each other in a page, so that no row can move into a page of another size.
+        format=f"{fill.format}, pages of {page}" if fill.opaque else fill.format,
+    )
 
 
-def _heads(name: str, spec: Any, model: Model) -> int:
-    """KV heads of the layers of a group in the whole model."""
-    width = model.tp[1]
+def _positions(spec: Any, model: Model) -> state.Partition:
+    """Which positions of a layer this rank holds."""
+    return model.positions if spec.dcp_sharded else state.Partition()
+
+
+def _heads(name: str, spec: Any, heads: int, width: int) -> int:
+    """KV heads of the layers of a group in the whole model, which has ``heads`` in most of its layers."""
     if spec.num_heads != spec.num_kv_heads:
         raise StateError(
             f"the layers of group {name!r} pack their heads in a way that is not known",
@@ -264,19 +298,14 @@ def _heads(name: str, spec: Any, model: Model) -> int:
         )
     if width == 1:
         return int(spec.num_kv_heads)
-    if max(model.heads // width, 1) == spec.num_kv_heads:
-        return model.heads
+    if max(heads // width, 1) == spec.num_kv_heads:
+        return heads
     if spec.num_kv_heads > 1:
         return int(spec.num_kv_heads) * width
     raise StateError(
         f"the number of KV heads of group {name!r} in the whole model is not known",
-        cause=f"the model has {model.heads}; each of {width} ranks has {spec.num_kv_heads} in this group",
+        cause=f"the model has {heads}; each of {width} ranks has {spec.num_kv_heads} in this group",
     )
-
-
-def _format(spec: Any, content: str) -> str:
-    quantised = getattr(spec.kv_quant_mode, "name", "NONE")
-    return content if quantised == "NONE" else f"{content} {quantised}"
 
 
 def _recurrent(

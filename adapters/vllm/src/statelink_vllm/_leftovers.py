@@ -29,14 +29,7 @@ class Leftovers:
 
     def __init__(self, config: Any, caches: Mapping[str, Any], groups: Sequence[Group]) -> None:
         self._groups = [group for group in groups if not group.recurrent] if config.needs_kv_cache_zeroing else []
-        self._caches = [
-            [
-                caches[name]
-                for name in config.kv_cache_groups[config.transfer_group_ids[group.table]].layer_names
-                if name in caches
-            ]
-            for group in self._groups
-        ]
+        self._caches = [[caches[name] for name in group.layers] for group in self._groups]
 
     def zero(self, items: Mapping[str, Any]) -> Any:
         """Zero the blocks that come only in part, before they are received. Does not block.

@@ -32,10 +32,9 @@ def check_server(config: Any, allow: Iterable[str]) -> None:
 
 
 def _impossible(config: Any) -> Iterator[str]:
-    parallel = config.parallel_config
-    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
-        if getattr(parallel, name, 1) > 1:
-            yield f"{name} is {getattr(parallel, name)}, and only 1 is supported"
+    size = config.parallel_config.prefill_context_parallel_size
+    if size > 1:
+        yield f"prefill_context_parallel_size is {size}, and only 1 is supported"
     if config.scheduler_config.disable_hybrid_kv_cache_manager:
         yield "the hybrid KV cache manager is turned off (--disable-hybrid-kv-cache-manager), and is needed"
     multimodal = config.model_config.multimodal_config
@@ -47,13 +46,7 @@ def _impossible(config: Any) -> Iterator[str]:
 
 
 def _untested(config: Any, allow: frozenset[str]) -> Iterator[str]:
-    model = config.model_config
-    found = {
-        "cuda": config.device_config.device_type != "cpu",
-        "pp": config.parallel_config.pipeline_parallel_size > 1,
-        "mla": bool(model.use_mla),
-        "speculative": config.speculative_config is not None,
-    }
+    found = {"cuda": config.device_config.device_type != "cpu"}
     for word, there in found.items():
         if there and word not in allow:
             yield (

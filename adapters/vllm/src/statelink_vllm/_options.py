@@ -20,14 +20,8 @@ SET_HERE = ("role", "siblings")
 
 ROLES = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
 
-ALLOWED = {
-    "cuda": "a cache in device memory",
-    "pp": "pipeline parallelism",
-    "mla": "latent attention (MLA)",
-    "speculative": "speculative decoding",
-}
-"""Features that no test with an engine covers. They are refused unless the operator allows them."""
-
+ALLOWED = {"cuda": "a cache in device memory"}
+"""What no test with an engine covers. It is refused unless the operator allows it."""
 
 FILLS = {
     "pairs": "the key and then the value of each token",

@@ -109,6 +109,14 @@ FIELDS: dict[str, str] = {
     f"{CACHE}:FullAttentionSpec": "block_size dcp_sharded block_stride_alignment is_draft max_tp_shards "
     "num_kv_heads head_size dtype head_size_v kv_quant_mode page_size_padded num_head_slots "
     "state_content_bytes tokens_per_state sliding_window attention_chunk_size non_causal",
+    f"{CACHE}:MLAAttentionSpec": "block_size dcp_sharded block_stride_alignment is_draft max_tp_shards "
+    "num_kv_heads head_size dtype head_size_v kv_quant_mode page_size_padded num_head_slots state_content_bytes tokens_per_state "
+    "sliding_window attention_chunk_size non_causal cache_dtype_str topk_buffer_width alignment model_version "
+    "cache_role is_index_group_leader non_causal_multi_token_decode",
+    f"{CACHE}:SlidingWindowMLASpec": "block_size dcp_sharded block_stride_alignment is_draft max_tp_shards "
+    "num_kv_heads head_size dtype head_size_v kv_quant_mode page_size_padded num_head_slots state_content_bytes "
+    "tokens_per_state sliding_window extra_retained_tokens cache_dtype_str alignment model_version bounded_replay",
+    f"{CACHE}:SparseCacheRole": "SPARSE INDEXER",
     f"{CACHE}:SlidingWindowSpec": "block_size dcp_sharded block_stride_alignment is_draft max_tp_shards "
     "num_kv_heads head_size dtype head_size_v kv_quant_mode page_size_padded num_head_slots "
     "state_content_bytes tokens_per_state sliding_window extra_retained_tokens",
@@ -139,6 +147,7 @@ CALLS: dict[str, str] = {
     f"{CACHE}:iter_layer_specs": "kv_cache_spec",
     "vllm.distributed.parallel_state:get_tensor_model_parallel_rank": "",
     "vllm.distributed.parallel_state:get_pp_group": "",
+    "vllm.distributed.parallel_state:get_dcp_group": "",
     "vllm.model_executor.layers.mamba.mamba_utils:is_conv_state_dim_first": "",
     "vllm.v1.metrics.utils:create_metric_per_engine": "metric per_engine_labelvalues",
     "vllm.v1.request:Request.is_finished": "self",

@@ -14,7 +14,7 @@ OURS: dict[str, Any] = {
     "kv_connector": "StatelinkConnector",
     "kv_connector_module_path": "statelink_vllm",
     "kv_role": "kv_both",
-    "kv_connector_extra_config": {"backend": "tcp", "vllm": {"allow": ["speculative"]}},
+    "kv_connector_extra_config": {"backend": "tcp"},
 }
 
 

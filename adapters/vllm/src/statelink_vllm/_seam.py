@@ -110,9 +110,9 @@ FIELDS: dict[str, str] = {
     "num_kv_heads head_size dtype head_size_v kv_quant_mode page_size_padded num_head_slots "
     "state_content_bytes tokens_per_state sliding_window attention_chunk_size non_causal",
     f"{CACHE}:MLAAttentionSpec": "block_size dcp_sharded block_stride_alignment is_draft max_tp_shards "
-    "num_kv_heads head_size dtype head_size_v kv_quant_mode page_size_padded num_head_slots state_content_bytes tokens_per_state "
-    "sliding_window attention_chunk_size non_causal cache_dtype_str topk_buffer_width alignment model_version "
-    "cache_role is_index_group_leader non_causal_multi_token_decode",
+    "num_kv_heads head_size dtype head_size_v kv_quant_mode page_size_padded num_head_slots "
+    "state_content_bytes tokens_per_state sliding_window attention_chunk_size non_causal cache_dtype_str "
+    "topk_buffer_width alignment model_version cache_role is_index_group_leader non_causal_multi_token_decode",
     f"{CACHE}:SlidingWindowMLASpec": "block_size dcp_sharded block_stride_alignment is_draft max_tp_shards "
     "num_kv_heads head_size dtype head_size_v kv_quant_mode page_size_padded num_head_slots state_content_bytes "
     "tokens_per_state sliding_window extra_retained_tokens cache_dtype_str alignment model_version bounded_replay",

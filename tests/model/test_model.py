@@ -41,7 +41,7 @@ REUSED_WORLDS = 18
 """The same in which uses of ids are told apart by nothing but their order."""
 BOTH_WORLDS = 12
 MIXED_WORLDS = 24
-JOINT_WORLDS = 16
+JOINT_WORLDS = 24
 DIRECTORY_WORLDS = 10
 """The same in which a directory says where an instance is, sometimes late."""
 STAGED_WORLDS = 20

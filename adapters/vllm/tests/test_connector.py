@@ -42,7 +42,7 @@ def config_of(lookahead: int = 0, stages: int = 1, width: int = 1, **model: Any)
             decode_context_parallel_size=1,
             prefill_context_parallel_size=1,
         ),
-        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
+        scheduler_config=SimpleNamespace(policy="fcfs"),
         model_config=SimpleNamespace(
             multimodal_config=None,
             hf_text_config=text,

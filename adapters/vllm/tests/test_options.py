@@ -10,7 +10,7 @@ import pytest
 from statelink.errors import ConfigError
 from statelink_vllm.connector import (
     ALLOWED,
-    StatelinkConnector,
+    Options,
     check_server,
     read_options,
 )
@@ -60,7 +60,7 @@ def _server(**changes: Any) -> Any:
         "parallel_config": {
             "prefill_context_parallel_size": 1,
         },
-        "scheduler_config": {"disable_hybrid_kv_cache_manager": False},
+        "scheduler_config": {"policy": "fcfs"},
         "model_config": {"multimodal_config": None},
         "cache_config": {"enable_prefix_caching": False},
         "device_config": {"device_type": "cpu"},
@@ -73,33 +73,37 @@ def _server(**changes: Any) -> Any:
     )
 
 
+def options(*allow: str, role: str = "kv_producer") -> Options:
+    return read_options(role, {"backend": "tcp", "vllm": {"allow": [*allow]}})
+
+
 def test_a_plain_server_is_taken() -> None:
-    check_server(_server(), ())
+    check_server(_server(), options())
     images = {"multimodal_config": SimpleNamespace(mm_processor_cache_gb=0)}
-    check_server(_server(**images, enable_prefix_caching=True), ())
-    check_server(_server(multimodal_config=SimpleNamespace(mm_processor_cache_gb=4)), ())
+    check_server(_server(**images, enable_prefix_caching=True), options())
+    check_server(_server(multimodal_config=SimpleNamespace(mm_processor_cache_gb=4)), options())
 
 
 def test_what_was_not_tested_needs_a_word() -> None:
     assert set(ALLOWED) == {"cuda"}
     with pytest.raises(ConfigError, match="a cache in device memory was not tested"):
-        check_server(_server(device_type="cuda"), ())
-    check_server(_server(device_type="cuda"), ("cuda",))
+        check_server(_server(device_type="cuda"), options())
+    check_server(_server(device_type="cuda"), options("cuda"))
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"prefill_context_parallel_size": 2}, "prefill_context_parallel_size is 2"),
-        ({"disable_hybrid_kv_cache_manager": True}, "hybrid KV cache manager is turned off"),
+        ({"policy": "priority", "enable_prefix_caching": True}, "--scheduling-policy is priority"),
         ({"multimodal_config": SimpleNamespace(mm_processor_cache_gb=0)}, "no hashes of images"),
     ],
 )
 def test_what_cannot_work_is_refused_whatever_is_allowed(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        check_server(_server(**changes), tuple(ALLOWED))
+        check_server(_server(**changes), options(*ALLOWED))
 
 
-def test_sleep_mode_is_refused() -> None:
-    """vLLM asks the class when the server starts, and raises an error that names the connector."""
-    assert not StatelinkConnector.supports_sleep_mode(None)
+def test_a_scheduling_policy_that_is_wrong_only_with_a_prefix_cache_and_only_where_state_is_sent() -> None:
+    check_server(_server(policy="priority"), options())
+    check_server(_server(policy="priority", enable_prefix_caching=True), options(role="kv_consumer"))

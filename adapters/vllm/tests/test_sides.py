@@ -139,5 +139,6 @@ def test_metrics_are_those_of_prometheus() -> None:
     assert registry.get_sample_value("vllm:statelink_transfer_seconds_sum", {"engine": "1"}) == 0.25
     assert registry.get_sample_value("vllm:statelink_transfer_bytes_count", {"engine": "1"}) == 1
     assert registry.get_sample_value("vllm:statelink_declined_transfers_total", {"engine": "1"}) == 1
-    assert registry.get_sample_value("vllm:statelink_failed_transfers_total", {"engine": "1"}) == 1
-    assert registry.get_sample_value("vllm:statelink_failed_transfers_total", {"engine": "0"}) == 0
+    failed = "vllm:statelink_failed_transfers_total"
+    assert registry.get_sample_value(failed, {"engine": "1", "code": "room.deadline"}) == 1
+    assert registry.get_sample_value(failed, {"engine": "0", "code": "room.deadline"}) is None

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from tests.helpers.engine import LinkHandle
     from tests.link.conftest import TwoEngines
 
+PATIENT_SECONDS = 240.0
+"""As ``liveness``: rooms wait for a process that does not answer for so long, or a part of it."""
+
 _prefixes = itertools.count()
 
 
@@ -65,7 +68,7 @@ def test_a_room_that_waits_is_served_by_the_next_process(two_engines: TwoEngines
     """Also if another instance listens where the former process did, before and after the next one is there."""
     engine = two_engines.engine()
     first = two_engines.open("prefill", engine=engine, **directory)
-    decode = two_engines.open("decode", **directory)
+    decode = two_engines.open("decode", **{**directory, "liveness": PATIENT_SECONDS})
     pair = Named(first, decode)
     pair.run()
     case = pair.case()

@@ -141,7 +141,8 @@ def test_prefill_dies_and_comes_back(two_engines: TwoEngines, choice: str) -> No
     """Killed, and started anew at its address. What was not asked of it yet is served by the new process."""
     address = free_addresses(1)[0]
     doomed = two_engines.engine()
-    decode = two_engines.open("decode", POOLS, **LIVE)
+    # What was not asked of prefill waits for the next process for a part of this.
+    decode = two_engines.open("decode", POOLS, **{**LIVE, "liveness": 240.0})
     pair = Pair(two_engines.open("prefill", POOLS, engine=doomed, listen=address, **LIVE), decode)
     other = pair.beside(two_engines.open("prefill", POOLS, **LIVE))
     pair.run(32)

@@ -1,8 +1,8 @@
 """Makes Statelink a KV connector of vLLM.
 
-vLLM imports this module by the name in ``kv_connector_module_path``, and takes `StatelinkConnector` from it, in its API
-server, in its engine core and in each worker. The class is made at that moment, and only if the installed vLLM is the
-one that the adapter was tested with. Nothing of vLLM is imported before.
+vLLM takes `StatelinkConnector` from this module, in its API server, in its engine core and in each worker. It knows the
+module from its plugins, or by the name in ``kv_connector_module_path``. The class is made at that moment, and only if
+the installed vLLM is the one that the adapter was tested with. Nothing of vLLM is imported before.
 """
 
 from __future__ import annotations
@@ -19,5 +19,7 @@ def __getattr__(name: str) -> Any:
 
     check_installed()
     from ._connector import StatelinkConnector
+    from .plugin import register
 
+    register()  # VLLM_PLUGINS may leave the entry point out
     return StatelinkConnector

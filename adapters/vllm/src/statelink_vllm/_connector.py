@@ -60,7 +60,7 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
         self._options = read_options(transfer.kv_role, transfer.kv_connector_extra_config)
-        check_server(vllm_config, self._options.allow)
+        check_server(vllm_config, self._options)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         specs = [spec for group in kv_cache_config.transfer_groups for spec in iter_layer_specs(group.kv_cache_spec)]
@@ -79,8 +79,8 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
-        """No: registered memory would have to be given up, and registered again."""
-        return False
+        """Yes: see `unregister_kv_caches`."""
+        return True
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
@@ -208,6 +208,14 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
             inventory.ranks,
             link.address.partition("@")[0],
         )
+
+    def unregister_kv_caches(self) -> None:
+        """See `WorkerSide.suspend`."""
+        self.worker_side.suspend()
+
+    def restore_kv_caches(self) -> None:
+        """See `WorkerSide.resume`."""
+        self.worker_side.resume()
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """The address of this worker's link."""

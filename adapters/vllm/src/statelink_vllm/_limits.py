@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from statelink.errors import ConfigError
 
 from ._options import ALLOWED, WHERE
 
+if TYPE_CHECKING:
+    from ._options import Options
+
 __all__ = ["check_server"]
 
 
-def check_server(config: Any, allow: Iterable[str]) -> None:
+def check_server(config: Any, options: Options) -> None:
     """Refuse what does not work, by name.
 
     Args:
         config: vLLM's ``VllmConfig``.
-        allow: What the operator allows although no test with an engine reaches it.
+        options: What the operator configured.
 
     Raises:
         ConfigError: Names all that must be changed.
     """
-    refused = [*_impossible(config), *_untested(config, frozenset(allow))]
+    refused = [*_impossible(config, sends=options.link.role != "decode"), *_untested(config, options.allow)]
     if refused:
         raise ConfigError(
             "this vLLM server cannot use StatelinkConnector",
@@ -31,12 +34,16 @@ def check_server(config: Any, allow: Iterable[str]) -> None:
         )
 
 
-def _impossible(config: Any) -> Iterator[str]:
+def _impossible(config: Any, *, sends: bool) -> Iterator[str]:
     size = config.parallel_config.prefill_context_parallel_size
     if size > 1:
         yield f"prefill_context_parallel_size is {size}, and only 1 is supported"
-    if config.scheduler_config.disable_hybrid_kv_cache_manager:
-        yield "the hybrid KV cache manager is turned off (--disable-hybrid-kv-cache-manager), and is needed"
+    if sends and config.scheduler_config.policy == "priority" and config.cache_config.enable_prefix_caching:
+        yield (
+            "--scheduling-policy is priority, and prefix caching is on: vLLM then keeps blocks for other requests that "
+            "a preempted step has not computed, and prefill would send them; add --no-enable-prefix-caching, or leave "
+            "the policy at fcfs"
+        )
     multimodal = config.model_config.multimodal_config
     if multimodal and multimodal.mm_processor_cache_gb == 0 and not config.cache_config.enable_prefix_caching:
         yield (

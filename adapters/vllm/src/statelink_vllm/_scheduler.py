@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.v1.request import RequestStatus
 
+from statelink.errors import ConfigError
+
 from ._content import content_of_request
 from ._held import HeldBlocks
 from ._leases import Leases
@@ -83,9 +85,19 @@ class SchedulerSide:
         self.retries.bind(manager)
 
     def set_addresses(self, found: Mapping[tuple[int, int], Any]) -> None:
-        """Take the address of each worker's link, by pipeline stage and rank of tensor parallelism."""
+        """Take the address of each worker's link, by pipeline stage and rank of tensor parallelism.
+
+        Raises:
+            ConfigError: They are another connector's.
+        """
         addresses = [found[place] for place in sorted(found)]
-        assert all(isinstance(each, Address) for each in addresses)
+        others = {type(each).__name__ for each in addresses if not isinstance(each, Address)}
+        if others:
+            raise ConfigError(
+                "this vLLM server cannot use StatelinkConnector",
+                cause=f"vLLM passes on the addresses of one connector only, and took those of another ({min(others)})",
+                hint="name StatelinkConnector first among the 'connectors' of MultiConnector",
+            )
         self._addresses = tuple(each.address for each in addresses)
         self._next.addresses = self._addresses
 

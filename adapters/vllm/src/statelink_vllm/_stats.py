@@ -86,7 +86,7 @@ class PromMetrics(KVConnectorPromMetrics):
     """The same as metrics.
 
     They are `vllm:statelink_transfer_seconds` and `..._bytes`, `vllm:statelink_declined_transfers`, and
-    `vllm:statelink_failed_transfers`.
+    `vllm:statelink_failed_transfers`, by the code of the reason.
     """
 
     def __init__(self, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any) -> None:
@@ -103,8 +103,10 @@ class PromMetrics(KVConnectorPromMetrics):
         self._declined = self._made(
             self._counter_cls, "vllm:statelink_declined_transfers", "Requests whose state decode did not want."
         )
-        self._failed = self._made(
-            self._counter_cls, "vllm:statelink_failed_transfers", "Requests whose state was not moved."
+        self._failed = self._counter_cls(
+            name="vllm:statelink_failed_transfers",
+            documentation="Requests whose state was not moved, by the code of the reason.",
+            labelnames=[*self._labelnames, "code"],
         )
 
     def _made(self, kind: Any, name: str, text: str, **more: Any) -> Any:
@@ -118,4 +120,5 @@ class PromMetrics(KVConnectorPromMetrics):
         for each in transfer_stats_data["bytes"]:
             self._bytes[engine_idx].observe(each)
         self._declined[engine_idx].inc(transfer_stats_data["declined"])
-        self._failed[engine_idx].inc(sum(transfer_stats_data["failed"].values()))
+        for code, count in transfer_stats_data["failed"].items():
+            self._failed.labels(*self.per_engine_labelvalues[engine_idx], code).inc(count)

@@ -30,6 +30,8 @@ __all__ = ["Results", "WorkerSide"]
 log = logging.getLogger("vllm.statelink")
 
 ENDED = (Status.SUCCEEDED, Status.FAILED)
+ABORT_SECONDS = 10.0
+"""Most seconds that the end of a room is waited for which was given up. The link's own thread ends it, at once."""
 REST_SECONDS = 3e-3
 """Seconds for which a step without a model waits for state at most. Otherwise vLLM would sleep a millisecond, run
 another such step, and hear of state that comes meanwhile a millisecond or two late. A request that arrives meanwhile
@@ -241,6 +243,29 @@ class WorkerSide:
         else:
             why = "" if room.reason is None else room.reason.coded
             log.warning("request %s could not be %s: %s", name, what, why)
+
+    def suspend(self) -> None:
+        """Give the memory up, before vLLM takes it away. Blocks until nothing touches it.
+
+        vLLM has ended its requests. What is left are rooms whose other side has not come: they are given up.
+
+        Raises:
+            StatelinkError: Something may still read or write the memory.
+        """
+        left = self.link.rooms()
+        for room in left:
+            room.abort("this server goes to sleep")
+        for room in left:
+            room.wait(ABORT_SECONDS)
+        self.link.suspend()
+
+    def resume(self) -> None:
+        """Register the memory again, at the same addresses. Blocks.
+
+        Raises:
+            StatelinkError: The memory is not what it was.
+        """
+        self.link.resume()
 
     def close(self) -> None:
         """Close the link. Blocks until its threads have ended."""

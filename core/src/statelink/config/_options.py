@@ -106,7 +106,8 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         insecure: Listen beyond loopback without keys.
         deadline: Seconds that a room may take on one side. A room can have a deadline of its own.
         heartbeat: Seconds between signs of life.
-        liveness: Seconds of silence after which a peer counts as lost. After half of that it gets no new rooms.
+        liveness: Seconds of silence after which a peer counts as lost. After half of that it gets no new rooms. A room
+            waits as long for a prefill that does not answer.
         take_back_after: Seconds after which decode gives back the memory of a failed room without proof that it has
             quiesced. ``None``, the default, waits for proof, because silence never proves death.
         verify: ``digest`` compares a digest of every component, as sent and as arrived, before a room succeeds. It

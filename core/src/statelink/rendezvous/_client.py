@@ -32,6 +32,8 @@ ANSWER_SECONDS = 0.25
 """Most seconds that `resolve` waits for an answer, if the server has answered before."""
 SILENCE_SECONDS = 3.0
 """Seconds without an answer after which the connection is replaced."""
+MOST_NAMED = 8
+"""Most instances that a reason names."""
 FORGET_SECONDS = 10.0
 """Seconds after which a question is dropped, if nobody asks it again."""
 
@@ -66,6 +68,8 @@ class RendezvousClient:
         self._trouble: wire.Trouble | None = None  # the connection's trouble, while the server does not answer
         # For an instance that was asked for: registered ranks, and all ranks.
         self._present: dict[str, tuple[int, int]] = {}
+        # For an instance that was asked for and is not registered: those whose names are its name and more.
+        self._longer: dict[str, tuple[str, ...]] = {}
         self._closing = False
         with contextlib.ExitStack() as undo:
             self._waker, self._wakee = map(undo.enter_context, socket.socketpair())
@@ -107,6 +111,15 @@ class RendezvousClient:
                 self._wake()
                 if self._asked is None:
                     self._changed.wait_for(lambda: peer in self._answers or self._closing, ANSWER_SECONDS)
+            longer = self._longer.get(peer)
+            if longer and peer not in self._answers:
+                del self._wanted[peer], self._longer[peer]
+                raise PeerError(
+                    f"no instance named {peer!r:.200}",
+                    cause=f"registered with the rendezvous server at {self._server.address} are {', '.join(longer)}",
+                    hint="name one of these: an engine may add the rank of data parallelism to its name",
+                    code="peer.unknown",
+                )
             answer = self._answers.pop(peer, None)
             if answer is not None:
                 del self._wanted[peer]
@@ -222,6 +235,11 @@ class RendezvousClient:
         elif isinstance(message, wire.Resolved) and message.instance in self._wanted:
             self._present = {name: seen for name, seen in self._present.items() if name in self._wanted}
             self._present[message.instance] = message.present, message.ranks
+            self._longer = {name: found for name, found in self._longer.items() if name in self._wanted}
+            if not message.present and message.instance not in self._longer:
+                self._longer[message.instance] = ()
+                # Names that begin with it come first among those behind it.
+                self._send(wire.Browse(sender=self._link, instance=message.instance, rank=0))
             if not message.addresses:
                 return
             try:
@@ -229,6 +247,12 @@ class RendezvousClient:
             except ConfigError as error:
                 self._channel.count(WireError("an answer has no addresses", cause=error.reason.what, code="wire.body"))
             self._changed.notify_all()
+        elif isinstance(message, wire.Browsed):
+            names = dict.fromkeys(each.instance for each in message.listed)
+            for wanted in self._wanted:
+                longer = [name for name in names if name.startswith(wanted) and not name[len(wanted) :][:1].isalnum()]
+                if wanted in self._longer and wanted not in names:
+                    self._longer[wanted] = tuple(longer[:MOST_NAMED])
 
     def _complain(self, reason: Reason | None) -> None:
         """Log a refusal once, and log when it ends."""

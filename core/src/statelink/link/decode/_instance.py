@@ -29,6 +29,9 @@ class InstanceUser(Protocol):
     def rank_lost(self, rank: PrefillRank, why: str) -> None:
         """A rank was lost. The handshake with it begins again."""
 
+    def instance_silent(self, instance: Instance, limit: float) -> None:
+        """Nobody has answered for the instance for ``limit`` seconds or longer. Called with every heartbeat."""
+
     def waits_at(self, addresses: Container[str]) -> bool:
         """Whether it waits for the word of a process that was dialled at one of some addresses."""
 

@@ -372,6 +372,7 @@ class Instances:
         """See `Role.beat`. Also repeats messages that are not answered, and drops instances that no room needs."""
         for instance in list(self._instances.values()):
             self._unanswered.look(instance, now)
+            self._tell_silence(instance, now)
             if instance.state is InstanceState.REFUSED and instance.rooms:
                 # Memory of these rooms is quarantined until its ranks say Drained.
                 self._retry(instance, RETRY_REFUSED_SECONDS)
@@ -387,6 +388,15 @@ class Instances:
             self._attaching.tell_parts(instance)
             if instance.state is InstanceState.READY and not instance.suspect:
                 instance.tell_ready()
+
+    def _tell_silence(self, instance: Instance, now: float) -> None:
+        """Tell rooms that nobody answers for an instance, so that they need not wait until their deadlines."""
+        if self._suspended or instance.state not in (InstanceState.RESOLVING, InstanceState.GREETING):
+            return
+        limit = self._unanswered.limit(instance, self._context.config.liveness)
+        if now - instance.since > limit:
+            for room in list(instance.rooms):
+                room.instance_silent(instance, limit)
 
     def _ping(self, instance: Instance, now: float, late: float) -> None:
         """Ping the ranks, and lose those that are silent for too long. ``late``: see `Role.beat`."""
@@ -417,6 +427,7 @@ class Instances:
         self._suspended = False
         for instance in self._instances.values():
             if instance.state is InstanceState.GREETING:
+                instance.since = self._context.now()  # nobody was asked meanwhile
                 self._hello(instance)
 
     def close(self) -> None:

@@ -186,6 +186,9 @@ class _Call:
     def rank_lost(self, rank: PrefillRank, why: str) -> None:
         """See `InstanceUser.rank_lost`. The function is called when the instance is ready again."""
 
+    def instance_silent(self, instance: Instance, limit: float) -> None:
+        """See `InstanceUser.instance_silent`. The call has a limit of its own."""
+
     def waits_at(self, addresses: Container[str]) -> bool:
         """See `InstanceUser.waits_at`. No rank was asked for anything."""
         return False

@@ -114,6 +114,12 @@ class ReceivingState(RoomState):
         """See `InstanceUser.instance_refused`."""
         self.fail(reason)
 
+    def instance_silent(self, instance: Instance, limit: float) -> None:
+        """See `InstanceUser.instance_silent`. A room that was opened since waits for as long."""
+        if self.status not in ENDED and not self._requested and self.context.now() - self.opened > limit:
+            cause, hint = self._explain(instance)
+            self.fail(self.reason_for("peer.unreachable", "prefill was not reached", cause, hint))
+
     def _maybe_request(self) -> None:
         """Request the room, once the instance is ready, the engine has named memory, and its event says it is free."""
         instance, accepted = self._instance, self._accepted

@@ -20,6 +20,8 @@ log = logger("statelink.link")
 
 UNANSWERED_SECONDS = 5.0
 """Seconds without an answer after which the log says so."""
+REFUSED_SHARE = 0.25
+"""The part of ``liveness`` for which an address is tried that refuses connections. A process may be about to listen."""
 MOST_NAMED_ADDRESSES = 4
 """Most addresses that a text names."""
 
@@ -53,6 +55,11 @@ class Unanswered:
             cause, hint = self.explain(instance)
             waited = f"{self._name} has waited {now - instance.since:.0f} s"
             log.warning("%s: %s%s", waited, cause, f"; {hint}" if hint else "")
+
+    def limit(self, instance: Instance, liveness: float) -> float:
+        """Seconds after which nobody waits for an instance any more: fewer where an address refuses connections."""
+        refused = any(self._channel.trouble(address) is Trouble.REFUSED for address in instance.unanswered)
+        return liveness * REFUSED_SHARE if refused else liveness
 
     def forget(self, instance: Instance) -> None:
         """Forget an instance that is dropped."""

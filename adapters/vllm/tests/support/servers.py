@@ -7,7 +7,7 @@ import http.client
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,15 @@ class Server(HttpServer[Answer]):
 
     answers = Answer
 
-    def __init__(self, name: str, folder: Path, model: Path, config: dict[str, Any], *options: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        model: Path,
+        config: dict[str, Any],
+        *options: str,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.model = str(model)
         command = [
             *(sys.executable, "-W", "ignore", "-m", "vllm.entrypoints.cli.main", "serve", self.model),
@@ -49,7 +57,7 @@ class Server(HttpServer[Answer]):
             *("--compilation-config", '{"custom_ops": ["none"]}', "--kv-transfer-config", json.dumps(config)),
             *options,
         ]
-        super().__init__(name, folder, command, VLLM)
+        super().__init__(name, folder, command, {**VLLM, **(environment or {})})
 
     def complete(self, prompt: Sequence[int], count: int, params: dict[str, Any] | None = None) -> Answer:
         """The completion of a prompt of token ids."""
@@ -105,6 +113,8 @@ class ServerPair:
         prefill: Further options of prefill's command line.
         decode: The same for decode.
         own: What only prefill's connector has, and what only decode's has.
+        around: Makes the ``kv_transfer_config`` of a server from that of the connector; it gets the server's name, too.
+        environment: Changes to the environment of both.
         more: Further arguments of `transfer` for both.
     """
 
@@ -117,14 +127,19 @@ class ServerPair:
         prefill: Sequence[str] = (),
         decode: Sequence[str] = (),
         own: tuple[dict[str, Any], dict[str, Any]] = ({}, {}),
+        around: Callable[[str, dict[str, Any]], dict[str, Any]] = lambda name, config: config,
+        environment: Mapping[str, str] | None = None,
         **more: Any,
     ) -> None:
         producer, consumer = (
             transfer(config, more=each, kv_role=role, engine_id=name, **more)
             for each, role, name in zip(own, ("kv_producer", "kv_consumer"), (PREFILL_NAME, "decode-0"), strict=True)
         )
-        self.prefill = Server("prefill", folder, model, producer, *prefill)
-        self.decode = Server("decode", folder, model, consumer, *decode)
+        sides = ("prefill", producer, prefill), ("decode", consumer, decode)
+        self.prefill, self.decode = (
+            Server(name, folder, model, around(name, given), *options, environment=environment)
+            for name, given, options in sides
+        )
 
     def settled(self) -> None:
         """Check that every block of both servers is free again."""

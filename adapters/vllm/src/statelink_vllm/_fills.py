@@ -15,8 +15,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Fill", "fill_of"]
 
-PAGES = dict.fromkeys(("FLASH_ATTN", "TRITON_ATTN", "FLEX_ATTENTION"), "pairs")
-"""How backends fill pages with keys and values, where that is known; see `statelink_vllm._options.FILLS`."""
+PAGES = dict.fromkeys(
+    (
+        *("FLASH_ATTN", "TRITON_ATTN", "FLEX_ATTENTION", "FLASHINFER"),
+        *("MINIMAX_M3_SPARSE", "CUTLASS_MSA", "TRITON_MSA"),
+    ),
+    "pairs",
+)
+"""How backends fill pages with keys and values, where that is known; see `statelink_vllm._options.FILLS`. These split
+the content of a page's row into its two halves (``kv_cache.split`` in their sources)."""
 
 BY_TOKEN = "fp8_ds_mla"
 """vLLM's name of quantised latents whose every token has its scales beside it: 512 values, 16 bytes of scales, and 128

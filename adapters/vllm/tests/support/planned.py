@@ -6,17 +6,21 @@ The models themselves cannot run on a CPU. Their layers' specifications are thos
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.model_executor.layers.mamba.mamba_utils import MambaStateShapeCalculator
 from vllm.model_executor.models.utils import extract_layer_index
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
 from vllm.v1.core.kv_cache_planning import get_global_kv_cache_groups, get_kv_cache_configs
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheSpec,
+    KVQuantMode,
+    MambaSpec,
     MLAAttentionSpec,
     SlidingWindowMLASpec,
     SparseCacheRole,
@@ -51,6 +55,7 @@ class Planned(NamedTuple):
         heads: KV heads of the whole model, and of its draft model.
         block: Tokens of a block, as ``--block-size`` says.
         layouts: The layouts that the kernels take.
+        dcp: Ranks of decode context parallelism.
     """
 
     specs: Specs
@@ -58,6 +63,7 @@ class Planned(NamedTuple):
     heads: tuple[int, int] = (1, 0)
     block: int = 64
     layouts: Sequence[str] = tuple(KVCacheLayout.__members__)
+    dcp: int = 1
 
 
 def latents(block: int, *, packed: bool = True, **more: Any) -> MLAAttentionSpec:
@@ -77,6 +83,43 @@ def index(block: int, size: int = 132, dtype: torch.dtype = BYTES, **more: Any) 
     )
 
 
+def dense(width: int, *, block: int = 64) -> Planned:
+    """Qwen3-32B: eight KV heads."""
+    specs: Specs = {f"model.layers.{number}.self_attn.attn": heads(block, max(8 // width, 1)) for number in range(2)}
+    return Planned(specs, {"": "FLASHINFER"}, (8, 0), block)
+
+
+def latent(width: int, *, block: int = 64, quantised: bool = False, dcp: int = 1, states: bool = False) -> Planned:
+    """DeepSeek R1 and Kimi-K2: latents, also one byte for each number. Kimi-K3: recurrent layers and a draft, too."""
+    specs: Specs = {}
+    kind: dict[str, Any] = (
+        {"dtype": BYTES, "cache_dtype_str": "fp8", "kv_quant_mode": KVQuantMode.FP8_PER_TENSOR}
+        if quantised
+        else {"dtype": BF16, "cache_dtype_str": "auto"}
+    )
+    for number in range(4):
+        name = f"model.layers.{number}.self_attn"
+        if states and number % 2:
+            specs[f"{name}.kda"] = MambaSpec(
+                block_size=block * dcp,
+                shapes=MambaStateShapeCalculator.kda_state_shape(width, 16, 32),
+                dtypes=(BF16, F32),
+                mamba_type=MambaAttentionBackendEnum.GDN_ATTN,
+                mamba_cache_mode="align",
+                num_speculative_blocks=4,
+                page_size_padded=block * 576,
+            )
+        else:
+            specs[f"{name}.attn"] = MLAAttentionSpec(
+                block_size=block, num_kv_heads=1, max_tp_shards=1, head_size=576, **kind
+            )
+    if states:
+        specs["model.layers.4.self_attn.attn"] = MLAAttentionSpec(
+            block_size=block, num_kv_heads=1, max_tp_shards=1, head_size=576, is_draft=True, **kind
+        )
+    return Planned(specs, {"": "FLASHINFER_MLA"}, block=block, dcp=dcp)
+
+
 def sparse(width: int, *, block: int = 64, packed: bool = True, leaders: int = 1, mtp: int = 0) -> Planned:
     """DeepSeek V3.2 and GLM-5: latents and an index, of one layer in ``leaders``, and layers for MTP."""
     specs: Specs = {}
@@ -91,23 +134,25 @@ def sparse(width: int, *, block: int = 64, packed: bool = True, leaders: int = 1
     return Planned(specs, {"": "FLASHMLA_SPARSE", "k_cache": "DEEPSEEK_V32_INDEXER"}, block=block)
 
 
-def minimax(width: int, *, block: int = 128, mtp: int = 0) -> Planned:
-    """MiniMax-M3: one dense layer, and three with keys for an index beside keys and values."""
+def minimax(
+    width: int, *, block: int = 128, mtp: int = 0, quantised: bool = False, index_bytes: bool = False
+) -> Planned:
+    """MiniMax-M3: one dense layer, and three with keys for an index beside keys and values; and EAGLE."""
     specs: Specs = {}
+    kind: dict[str, Any] = {"dtype": BYTES, "kv_quant_mode": KVQuantMode.FP8_PER_TENSOR} if quantised else {}
     for number in range(4):
-        specs[f"model.layers.{number}.self_attn.attn"] = FullAttentionSpec(
-            block_size=block, num_kv_heads=max(4 // width, 1), head_size=128, head_size_v=128, dtype=BF16
-        )
+        specs[f"model.layers.{number}.self_attn.attn"] = heads(block, max(4 // width, 1), **kind)
         if number:
-            specs[f"model.layers.{number}.self_attn.index_cache"] = index(block, 128, BF16)
+            name = f"model.layers.{number}.self_attn.index_cache"
+            specs[name] = index(block, 128, BYTES if index_bytes else BF16)
     if mtp:
-        specs["model.layers.4.self_attn.attn"] = heads(block, max(8 // width, 1), is_draft=True)
+        specs["model.layers.4.self_attn.attn"] = heads(block, max(8 // width, 1), is_draft=True, **kind)
     backend = {"": "MINIMAX_M3_SPARSE", "index_cache": "MINIMAX_M3_SPARSE_INDEXER"}
     return Planned(specs, backend, (4, 8), block)
 
 
 def heads(block: int, count: int, size: int = 128, **more: Any) -> FullAttentionSpec:
-    return FullAttentionSpec(block_size=block, num_kv_heads=count, head_size=size, dtype=BF16, **more)
+    return FullAttentionSpec(**{"block_size": block, "num_kv_heads": count, "head_size": size, "dtype": BF16, **more})
 
 
 def drafted(width: int, *, block: int = 16, count: int = 4, size: int = 64, prefix: str = "draft_model.") -> Planned:
@@ -120,7 +165,7 @@ def drafted(width: int, *, block: int = 16, count: int = 4, size: int = 64, pref
     return Planned(specs, {"": "FLASH_ATTN"}, (8, count), block)
 
 
-def v4(width: int, *, block: int = 256, packed: bool = True, mtp: int = 0) -> Planned:
+def v4(width: int, *, block: int = 256, packed: bool = True, mtp: int = 0, fp4: bool = False) -> Planned:
     """DeepSeek V4: windows in each layer; latents of 4 or of 128 tokens, their compressors, and an index."""
     specs: Specs = {}
     one: dict[str, Any] = {"num_kv_heads": 1, "max_tp_shards": 1, "alignment": 576 if packed else 512}
@@ -142,7 +187,7 @@ def v4(width: int, *, block: int = 256, packed: bool = True, mtp: int = 0) -> Pl
         specs[f"{name}.compressor.state_cache"] = SlidingWindowMLASpec(head_size=2 * twice * 512, **states, **one)
         if twice == 2:
             specs[f"{name}.indexer.k_cache"] = MLAAttentionSpec(
-                block_size=block, head_size=132, dtype=BYTES, tokens_per_state=4, **one
+                block_size=block, head_size=68 if fp4 else 132, dtype=BYTES, tokens_per_state=4, **one
             )
             specs[f"{name}.indexer.compressor.state_cache"] = SlidingWindowMLASpec(
                 head_size=2 * twice * 128, **states, **one
@@ -151,7 +196,9 @@ def v4(width: int, *, block: int = 256, packed: bool = True, mtp: int = 0) -> Pl
     return Planned(specs, backend, block=block, layouts=("BLHNC", "BLNHC"))
 
 
-MODELS = {
+MODELS: dict[str, Callable[..., Planned]] = {
+    "dense": dense,
+    "latent": latent,
     "sparse": sparse,
     "minimax": minimax,
     "drafted": drafted,
@@ -203,7 +250,7 @@ def _known(model: Planned, rank: int, width: int) -> Model:
         number=extract_layer_index,
         draft=lambda name: model.specs[name].is_draft,
         draft_heads=model.heads[1],
-        positions=state.Partition(),
+        positions=state.Partition("cyclic", model.dcp, rank % model.dcp, 1) if model.dcp > 1 else state.Partition(),
     )
 
 

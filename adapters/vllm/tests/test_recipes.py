@@ -1,0 +1,118 @@
+"""What people deploy starts, and the two sides of it fit: public recipes for prefill and decode.
+
+vLLM's own parser reads the flags, its own planner lays out the caches of a few layers of each kind, the adapter
+describes them, and the core compares what the two servers hold. See `support/recipes.py` for what is made by hand.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.models import make_configuration
+from support.planned import plan
+from support.recipes import ROLES, Recipe, config_of, model_of, parsed, read
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+from statelink import state
+from statelink.errors import StatelinkError
+from statelink.plan import match
+from statelink_vllm.connector import check_server, describe_cache, read_options
+from statelink_vllm.plugin import register
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RECIPES = 168
+MOST_REFUSED = 3
+
+REFUSED = {
+    "dsv4.c4.index": "one server has an index in FP4 and the other in FP8, whose pages have other sizes",
+    "sleep mode": "vLLM asks each connector, and MooncakeStoreConnector says no",
+}
+"""What reasons name, and why nothing could move."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made: Path = make_configuration(tmp_path_factory.mktemp("recipes"))
+    return made
+
+
+@pytest.fixture(scope="module")
+def refused(folder: Path) -> dict[str, int]:
+    """How many recipes each reason refuses."""
+    register()
+    found: Counter[str] = Counter()
+    known: dict[str, str] = {}
+    for recipe in read():
+        key = repr(recipe)
+        if key not in known:
+            known[key] = _why(recipe, folder)
+        found[known[key]] += recipe.number
+    del found[""]
+    return dict(found)
+
+
+def _why(recipe: Recipe, folder: Path) -> str:
+    """Why a recipe is refused; empty if it is not."""
+    sides = [parsed(flags) for flags in recipe.sides]
+    try:
+        for args in sides:
+            _check(args)
+        match(*(_inventories(role, recipe.model, args, folder) for role, args in zip(ROLES, sides, strict=True)))
+    except (StatelinkError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def _check(args: Any) -> None:
+    """What vLLM and the adapter check when a server starts."""
+    given = args.kv_transfer_config
+    config: KVTransferConfig = given if isinstance(given, KVTransferConfig) else KVTransferConfig(**given)
+    children = [config]
+    if config.kv_connector == "MultiConnector":
+        children = [KVTransferConfig(**each) for each in config.kv_connector_extra_config["connectors"]]
+    ours = [each for each in children if each.kv_connector == "StatelinkConnector"]
+    assert len(ours) == 1
+    check_server(config_of(args), read_options(ours[0].kv_role, ours[0].kv_connector_extra_config))
+    assert all(KVConnectorFactory.supports_hma_config(each) for each in children)
+    if args.enable_sleep_mode:
+        for each in children:
+            if not KVConnectorFactory.get_connector_class(each).supports_sleep_mode(each):
+                raise ValueError(f"{each.kv_connector} does not support sleep mode")
+
+
+def _inventories(role: str, model: str, args: Any, folder: Path) -> list[Any]:
+    planned, width = model_of(model, args)
+    made = []
+    for rank in range(width):
+        cache, known = plan(folder, planned, rank, width)
+        components, _ = describe_cache(cache.config, cache.tensors, known)
+        made.append(state.describe(role, components, rank=rank, ranks=width, axes={"tp": (rank, width)}))
+    return made
+
+
+def test_they_are_all_there() -> None:
+    assert sum(recipe.number for recipe in read()) == RECIPES
+
+
+def test_hardly_any_is_refused(refused: dict[str, int]) -> None:
+    shown = "\n".join(f"{count}: {why[:600]}" for why, count in refused.items())
+    assert sum(refused.values()) <= MOST_REFUSED, shown
+    assert all(any(what in why for what in REFUSED) for why in refused), shown
+
+
+def test_a_flag_that_vllm_does_not_know_is_found() -> None:
+    with pytest.raises(SystemExit):
+        parsed({"a-flag-of-no-version": 1})
+
+
+def test_servers_that_differ_do_not_fit(folder: Path) -> None:
+    """So that a recipe could be refused at all."""
+    recipe = next(each for each in read() if each.model == "DeepSeek-V4")
+    flags = {**recipe.sides[0], "speculative-config": '{"method": "mtp", "num_speculative_tokens": 1}'}
+    other = {key: value for key, value in flags.items() if key != "speculative-config"}
+    assert "draft." in _why(Recipe(1, recipe.model, (flags, other)), folder)

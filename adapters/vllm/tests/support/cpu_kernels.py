@@ -116,6 +116,9 @@ def define() -> Any:
         alibi: Any,
         window: int,
         table: Any,
+        softcap: float,
+        metadata: Any,
+        sinks: Any,
         *others: Any,
     ) -> None:
         page, bounds = keys.shape[2], starts.tolist()
@@ -135,9 +138,14 @@ def define() -> Any:
             seen = behind >= 0 if causal else torch.ones_like(behind, dtype=torch.bool)
             if window >= 0:
                 seen &= behind < window
-            made = functional.scaled_dot_product_attention(
-                query[first:last].transpose(0, 1).float(), k.float(), v.float(), attn_mask=seen, scale=scale
-            )
+            q = query[first:last].transpose(0, 1).float()
+            if sinks is None:
+                made = functional.scaled_dot_product_attention(q, k.float(), v.float(), attn_mask=seen, scale=scale)
+            else:  # of gpt-oss: each head attends to one place more, which has no value
+                scores = (q @ k.float().transpose(1, 2) * scale).masked_fill(~seen, float("-inf"))
+                more = sinks.float()[:, None, None].expand(-1, len(seen), 1)
+                weights = torch.softmax(torch.cat((scores, more), dim=-1), dim=-1)
+                made = weights[..., :-1] @ v.float()
             out[first:last] = made.transpose(0, 1).reshape(out[first:last].shape)
 
     kernel(

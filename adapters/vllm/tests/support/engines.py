@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from engine_environments import VLLM
 from engine_processes import READY_SECONDS, OwnProcess, free_port
 
+from .forks import fork
 from .models import VOCABULARY
 
 __all__ = [
@@ -43,7 +44,7 @@ def transfer(config: dict[str, Any], policy: str = "recompute", **own: Any) -> d
 
 
 def engine_options(model: Path, **more: Any) -> dict[str, Any]:
-    """Arguments of vLLM's engine for a tiny model. Prefill takes 64 tokens at a time."""
+    """Arguments of vLLM's engine for a tiny model. Prefill takes 64 tokens at a time, and the scheduler runs ahead."""
     return {
         "model": str(model),
         "skip_tokenizer_init": True,
@@ -54,6 +55,7 @@ def engine_options(model: Path, **more: Any) -> dict[str, Any]:
         "max_num_seqs": 8,
         "max_num_batched_tokens": 64,
         "block_size": 32,
+        "async_scheduling": True,
         "compilation_config": {"custom_ops": ["none"]},
         **more,
     }
@@ -87,9 +89,20 @@ class Ended(NamedTuple):
 
 
 class Engine(OwnProcess):
-    """One engine. Requests go in, and results are asked for later."""
+    """One engine. Requests go in, and results are asked for later.
 
-    def __init__(self, name: str, folder: Path, options: dict[str, Any]) -> None:
+    Args:
+        name: For messages, and for the log.
+        folder: Where the log is.
+        options: Arguments of vLLM's engine.
+        ordinary: Whether it is an ordinary process, and not forked by one that has imported vLLM.
+        runner: The version of vLLM's model runner; a GPU has 2, which needs Triton's interpreter here.
+    """
+
+    def __init__(
+        self, name: str, folder: Path, options: dict[str, Any], *, ordinary: bool = False, runner: int = 1
+    ) -> None:
+        self._ordinary, self._runner = ordinary, runner
         program = str(Path(__file__).with_name("engine_process.py"))
         super().__init__(
             name,
@@ -98,6 +111,7 @@ class Engine(OwnProcess):
             {
                 **VLLM,
                 "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+                "VLLM_USE_V2_MODEL_RUNNER": str(int(runner == 2)),
                 "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),  # of vLLM's own NIXL connector
             },
             stdin=subprocess.PIPE,
@@ -109,6 +123,12 @@ class Engine(OwnProcess):
         self._answers: dict[int, dict[str, Any]] = {}
         self._asked = 0
         threading.Thread(target=self._listen, daemon=True).start()
+
+    def _start(self, command: Sequence[str], environment: dict[str, str], pipes: dict[str, Any]) -> Any:
+        if self._ordinary:
+            return super()._start(command, environment, pipes)
+        with self.log.open("ab") as log:
+            return fork("engine", command[-1:], environment, log, piped=True, triton=self._runner == 2)
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
@@ -210,6 +230,8 @@ class Pair:
         decode: The same for decode.
         policy: What decode does with a request whose state does not come.
         own: Further arguments of prefill's engine, and of decode's.
+        ordinary: See `Engine`.
+        runner: See `Engine`.
         common: Further arguments of both engines.
     """
 
@@ -223,6 +245,8 @@ class Pair:
         decode: dict[str, Any] | None = None,
         policy: str = "recompute",
         own: tuple[dict[str, Any], dict[str, Any]] = ({}, {}),
+        ordinary: bool = False,
+        runner: int = 1,
         **common: Any,
     ) -> None:
         self._folder = folder
@@ -234,11 +258,12 @@ class Pair:
             engine_options(model, **common, **options, kv_transfer_config=transfer(config, policy, **each))
             for options, each in zip(own, transfers, strict=True)
         ]
+        self._kind: dict[str, Any] = {"ordinary": ordinary, "runner": runner}
         self.prefill, self.decode = self.start("prefill"), self.start("decode")
         self._number = 0
 
     def start(self, name: str) -> Engine:
-        return Engine(name, self._folder, self._options[name == "decode"])
+        return Engine(name, self._folder, self._options[name == "decode"], **self._kind)
 
     def hand(self, prompt: Sequence[int], count: int = 8, name: str = "") -> tuple[Ended, Ended]:
         """A request as a serial router passes it: prefill's answer goes to decode as it is."""

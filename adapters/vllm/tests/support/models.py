@@ -35,7 +35,7 @@ def make_llama(folder: Path) -> Path:
     """Three layers of full attention with two KV heads of 32, the smallest of vLLM's attention on a CPU."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return _save(folder, LlamaForCausalLM(LlamaConfig(**COMMON, num_hidden_layers=3, head_dim=32)))
+    return save(folder, LlamaForCausalLM(LlamaConfig(**COMMON, num_hidden_layers=3, head_dim=32)))
 
 
 def make_wide(folder: Path) -> Path:
@@ -43,7 +43,7 @@ def make_wide(folder: Path) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "max_position_embeddings": 16384}
-    return _save(folder, LlamaForCausalLM(LlamaConfig(**{**COMMON, **heads}, num_hidden_layers=8, head_dim=64)))
+    return save(folder, LlamaForCausalLM(LlamaConfig(**{**COMMON, **heads}, num_hidden_layers=8, head_dim=64)))
 
 
 def make_windowed(folder: Path, window: int = 64) -> Path:
@@ -52,7 +52,7 @@ def make_windowed(folder: Path, window: int = 64) -> Path:
 
     kinds = ["sliding_attention"] * 3 + ["full_attention"]
     config = Cohere2Config(**COMMON, num_hidden_layers=4, sliding_window=window, layer_types=kinds, logit_scale=1.0)
-    return _save(folder, Cohere2ForCausalLM(config))
+    return save(folder, Cohere2ForCausalLM(config))
 
 
 def make_hybrid(folder: Path) -> Path:
@@ -75,7 +75,7 @@ def make_hybrid(folder: Path) -> Path:
         mamba_expand=2,
         mamba_chunk_size=64,
     )
-    return _save(folder, GraniteMoeHybridForCausalLM(config))
+    return save(folder, GraniteMoeHybridForCausalLM(config))
 
 
 def add_tokenizer(folder: Path) -> Path:
@@ -97,7 +97,7 @@ def add_tokenizer(folder: Path) -> Path:
     return folder
 
 
-def _save(folder: Path, model: Any) -> Path:
+def save(folder: Path, model: Any) -> Path:
     """Save the model with weights far from zero: a wrong page then changes the tokens."""
     import torch
 

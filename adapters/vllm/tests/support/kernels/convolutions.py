@@ -1,0 +1,59 @@
+"""Causal convolutions of gated delta nets: each channel over its last inputs, of which a request's state has some."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+__all__ = ["define"]
+
+
+def forward(
+    x: Any, weight: Any, bias: Any, pool: Any, starts: Any, slots: Any, begun: Any, silu: bool, *others: Any
+) -> Any:
+    """Several tokens of each request, ``[channels, tokens]``; ``begun`` says whether its state has inputs already."""
+    weight = weight.reshape(len(weight), -1).float()
+    out, back = torch.empty_like(x), weight.shape[-1] - 1
+    for row, (first, last) in enumerate(itertools.pairwise(starts.tolist())):
+        at = int(slots[row])
+        before = pool[at, :, :back].float() if bool(begun[row]) else torch.zeros(x.shape[0], back)
+        inputs = torch.cat((before, x[:, first:last].float()), dim=-1)
+        made = functional.conv1d(
+            inputs[None], weight[:, None], None if bias is None else bias.float(), groups=x.shape[0]
+        )[0]
+        out[:, first:last] = functional.silu(made) if silu else made
+        pool[at, :, :back] = inputs[:, -back:]
+    return out
+
+
+def update(x: Any, pool: Any, weight: Any, bias: Any, silu: bool, accepted: Any, slots: Any, *others: Any) -> Any:
+    """One token of each request, ``[requests, channels]``."""
+    weight = weight.reshape(len(weight), -1).float()
+    out, back = torch.empty_like(x), weight.shape[-1] - 1
+    for row in range(x.shape[0]):
+        at = int(slots[row])
+        if at < 0:
+            continue
+        inputs = torch.cat((pool[at, :, :back].float(), x[row].float()[:, None]), dim=-1)
+        made = (inputs * weight).sum(-1) + (0 if bias is None else bias.float())
+        out[row] = functional.silu(made) if silu else made
+        pool[at, :, :back] = inputs[:, 1:]
+    return out
+
+
+def define(kernel: Any) -> None:
+    """Register them."""
+    kernel("causal_conv1d_weight_pack(Tensor weight) -> Tensor", lambda weight: weight.clone())
+    kernel(
+        "causal_conv1d_fwd_cpu(Tensor x, Tensor weight, Tensor? bias, Tensor(a!)? pool, Tensor? starts, Tensor? slots, "
+        "Tensor? begun, bool silu, int null, bool packed) -> Tensor",
+        forward,
+    )
+    kernel(
+        "causal_conv1d_update_cpu(Tensor x, Tensor(a!) pool, Tensor weight, Tensor? bias, bool silu, Tensor? accepted, "
+        "Tensor? slots, int null, bool packed) -> Tensor",
+        update,
+    )

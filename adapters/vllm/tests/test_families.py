@@ -1,0 +1,120 @@
+"""Real engines with tiny models of large families: latents, experts, gated delta nets, Mamba1, convolutions, sinks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from engine_processes import running
+from support.engines import PREFILL, Pair, prompt_of
+from support.families import FAMILIES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.servers
+
+CONFIG: dict[str, Any] = {"backend": "tcp", "verify": "digest"}
+HALVES = {**CONFIG, "vllm": {"pages": {"CPU_ATTN": "halves"}}}
+"""With how the stand-ins fill pages. Windows of gpt-oss then move token by token."""
+
+EXPECTED = {
+    "DeepSeek V2": "kv (kv)",
+    "DeepSeek V3": "kv (kv)",
+    "gpt-oss": "swa (swa)",
+    "Qwen3-Next": "mamba",
+    "Jamba": "mamba",
+    "LFM2": "mamba",
+}
+"""A part of what an engine says that it moves."""
+
+
+@pytest.fixture(scope="session")
+def families(models: Path) -> Any:
+    """The folder of a model, which is made once."""
+    made: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        if name not in made:
+            made[name] = FAMILIES[name](models / name.lower().replace(" ", "-"))
+        return made[name]
+
+    return folder
+
+
+def some(pair: Pair, lengths: tuple[int, ...]) -> None:
+    """Requests one by one, one that goes on with a prefix, and several at once."""
+    for length in lengths:
+        prompt = prompt_of(length, length)
+        _, second = pair.hand(prompt)
+        assert (second.why, second.tokens) == ("length", pair.alone(prompt)), length
+    longer = [*prompt_of(lengths[-1], lengths[-1]), *prompt_of(2, 60)]
+    assert pair.hand(longer)[1].tokens == pair.alone(longer)
+    prompts = [prompt_of(7000 + seed, 30 + 11 * seed) for seed in range(6)]
+    for number, prompt in enumerate(prompts):
+        pair.prefill.add(f"many{number}", prompt, 1, dict(PREFILL))
+    for number, prompt in enumerate(prompts):
+        pair.decode.add(f"many{number}", prompt, 6, pair.prefill.result(f"many{number}").params)
+    answers = [pair.decode.result(f"many{number}").tokens for number in range(len(prompts))]
+    assert answers == [pair.alone(prompt, 6) for prompt in prompts]
+    pair.settled()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.shows("engines: the tokens of one, {family}, over tcp")
+@pytest.mark.shows("no block of vLLM's pool is lost")
+def test_the_tokens_are_those_of_one_engine(family: str, families: Any, tmp_path: Path) -> None:
+    dtype = "bfloat16" if family == "Qwen3-Next" else "float32"  # vLLM's gated delta nets on a CPU need it
+    config = HALVES if family == "gpt-oss" else CONFIG
+    with running(Pair(tmp_path, families(family), config, policy="fail", dtype=dtype)) as pair:
+        assert EXPECTED[family] in pair.prefill.logged()
+        some(pair, (1, 7, 33, 64, 100, 333))
+        one, other = prompt_of(5, 100), prompt_of(6, 100)
+        with pair.prefill.blind(), pair.decode.blind():
+            first = pair.prefill.run("swapped", one, 1, dict(PREFILL))
+            assert pair.decode.run("swapped", other, 8, first.params).tokens != pair.alone(other)
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize("family", ["DeepSeek V3", "Jamba", "gpt-oss"])
+@pytest.mark.shows("{family}, TP {prefill} to TP {decode}")
+def test_another_width(family: str, prefill: int, decode: int, families: Any, tmp_path: Path) -> None:
+    own = {"tensor_parallel_size": prefill}, {"tensor_parallel_size": decode}
+    config = HALVES if family == "gpt-oss" else CONFIG
+    with running(Pair(tmp_path, families(family), config, own=own, policy="fail")) as pair:
+        some(pair, (7, 100, 333))
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(2, 1), (1, 2)])
+@pytest.mark.shows("Mamba2 beside full attention, TP {prefill} to TP {decode}")
+def test_another_width_of_a_hybrid_model(prefill: int, decode: int, hybrid: Path, tmp_path: Path) -> None:
+    own = {"tensor_parallel_size": prefill}, {"tensor_parallel_size": decode}
+    with running(Pair(tmp_path, hybrid, CONFIG, own=own, policy="fail")) as pair:
+        some(pair, (7, 100, 333))
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode"), [((1, 2), (1, 2)), ((1, 2), (1, 1)), ((1, 1), (1, 2)), ((2, 1), (1, 2))]
+)
+@pytest.mark.shows("ranks and stages {prefill} to {decode}")
+def test_pipeline_stages(prefill: tuple[int, int], decode: tuple[int, int], llama: Path, tmp_path: Path) -> None:
+    own = tuple(
+        {"tensor_parallel_size": ranks, "pipeline_parallel_size": stages} for ranks, stages in (prefill, decode)
+    )
+    with running(Pair(tmp_path, llama, CONFIG, own=own, policy="fail")) as pair:  # type: ignore[arg-type]
+        some(pair, (7, 100, 333))
+
+
+@pytest.mark.parametrize("runner", [1, 2])
+@pytest.mark.parametrize("family", ["llama", "hybrid", "DeepSeek V3", "gpt-oss"])
+@pytest.mark.shows("engines: vLLM's model runner {runner}, {family}")
+def test_the_model_runner_of_a_gpu(family: str, runner: int, request: Any, families: Any, tmp_path: Path) -> None:
+    """The second is that of a GPU; Triton's interpreter runs its kernels, and takes its time."""
+    model = request.getfixturevalue(family) if family in ("llama", "hybrid") else families(family)
+    config = HALVES if family == "gpt-oss" else CONFIG
+    with running(Pair(tmp_path, model, config, policy="fail", runner=runner, async_scheduling=runner == 2)) as pair:
+        assert ("Using V2 Model Runner" in pair.prefill.logged()) == (runner == 2)
+        for length in (7, 100):
+            prompt = prompt_of(length, length)
+            assert pair.hand(prompt, 4)[1].tokens == pair.alone(prompt, 4)
+        pair.settled()

@@ -53,11 +53,13 @@ class Forked:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
+        """How it ended; ``None`` while it runs."""
         if self.returncode is None:
             self.returncode = self._made_by.status(self.pid)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end. Raises `subprocess.TimeoutExpired`."""
         until = time.monotonic() + (1e9 if timeout is None else timeout)
         while (status := self.poll()) is None:
             if time.monotonic() >= until:
@@ -153,7 +155,7 @@ def serve(name: str, descriptor: int) -> None:
     signal.set_wakeup_fd(write)
     orders, running = socket.socket(fileno=descriptor), set[int]()
     while True:
-        ready, _, _ = select.select([orders, read], [], [])
+        ready, _, _ = select.select([orders.fileno(), read], [], [])
         if read in ready:
             os.read(read, 4096)
             for pid in sorted(running):
@@ -161,7 +163,7 @@ def serve(name: str, descriptor: int) -> None:
                 if found:
                     running.discard(pid)
                     orders.send(pickle.dumps(("ended", pid, os.waitstatus_to_exitcode(status))))
-        if orders in ready:
+        if orders.fileno() in ready:
             message, streams, _, _ = socket.recv_fds(orders, MOST_BYTES, 3)
             if not message:
                 break

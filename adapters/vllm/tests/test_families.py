@@ -93,15 +93,18 @@ def test_another_width_of_a_hybrid_model(prefill: int, decode: int, hybrid: Path
         some(pair, (7, 100, 333))
 
 
+ONE: dict[str, int] = {}
+RANKS, STAGES = {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}
+
+
 @pytest.mark.parametrize(
-    ("prefill", "decode"), [((1, 2), (1, 2)), ((1, 2), (1, 1)), ((1, 1), (1, 2)), ((2, 1), (1, 2))]
+    "own",
+    [(STAGES, STAGES), (STAGES, ONE), (ONE, STAGES), (RANKS, STAGES)],
+    ids=["PP 2 to PP 2", "PP 2 to one", "one to PP 2", "TP 2 to PP 2"],
 )
-@pytest.mark.shows("ranks and stages {prefill} to {decode}")
-def test_pipeline_stages(prefill: tuple[int, int], decode: tuple[int, int], llama: Path, tmp_path: Path) -> None:
-    own = tuple(
-        {"tensor_parallel_size": ranks, "pipeline_parallel_size": stages} for ranks, stages in (prefill, decode)
-    )
-    with running(Pair(tmp_path, llama, CONFIG, own=own, policy="fail")) as pair:  # type: ignore[arg-type]
+@pytest.mark.shows("pipeline stages on one side or on both")
+def test_pipeline_stages(own: Any, llama: Path, tmp_path: Path) -> None:
+    with running(Pair(tmp_path, llama, CONFIG, own=own, policy="fail")) as pair:
         some(pair, (7, 100, 333))
 
 

@@ -76,7 +76,7 @@ def _make_stages_buffers() -> None:
             )
         return gather(self, *given, **named)
 
-    GPUModelRunner.sync_and_gather_intermediate_tensors = with_buffers  # type: ignore[method-assign]
+    GPUModelRunner.sync_and_gather_intermediate_tensors = with_buffers
 
 
 def _share_memory_nodes() -> None:

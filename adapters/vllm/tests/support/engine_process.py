@@ -58,6 +58,16 @@ def main() -> None:
 
     core.scheduler._preempt_request = count
 
+    drafts = [0, 0]
+    count_drafts = core.scheduler.make_spec_decoding_stats
+
+    def tell_drafts(stats: Any, num_draft_tokens: int, num_accepted_tokens: int, *given: Any, **more: Any) -> Any:
+        drafts[0] += num_draft_tokens
+        drafts[1] += num_accepted_tokens
+        return count_drafts(stats, num_draft_tokens, num_accepted_tokens, *given, **more)
+
+    core.scheduler.make_spec_decoding_stats = tell_drafts
+
     executed: list[bool] = []
     post_step = core.post_step
 
@@ -95,6 +105,7 @@ def main() -> None:
                 busy=left,
                 free=pool.get_num_free_blocks(),
                 preempted=len(preempted),
+                drafts=drafts,
                 waiting=seen["rooms"].get("waiting", 0),
                 rooms=seen["totals"]["rooms"],
                 bytes=seen["totals"]["bytes"],

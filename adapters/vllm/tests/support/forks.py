@@ -98,7 +98,7 @@ def _fork_workers() -> None:
         return function()
 
     registry._run_in_subprocess = here  # noqa: SLF001
-    settled = CpuPlatform.check_and_update_config.__func__  # type: ignore[attr-defined]
+    settled = CpuPlatform.check_and_update_config.__func__
 
     def check(cls: Any, config: Any) -> None:
         ahead = config.scheduler_config.async_scheduling
@@ -107,7 +107,7 @@ def _fork_workers() -> None:
         # vLLM turns this off on a CPU, which has no streams. Here are stand-ins for them.
         config.scheduler_config.async_scheduling = bool(ahead)
 
-    CpuPlatform.check_and_update_config = classmethod(check)  # type: ignore[assignment]
+    CpuPlatform.check_and_update_config = classmethod(check)
 
 
 def become(arguments: Sequence[str]) -> None:

@@ -122,8 +122,8 @@ def define(kernel: Any) -> None:
         inputs,
     )
     kernel(
-        "eagle_prepare_next_token_padded_kernel_impl(Tensor sampled, Tensor discarded, Tensor backup, Tensor(a!) after, "
-        "Tensor(b!) valid, int vocabulary, int width, int count) -> ()",
+        "eagle_prepare_next_token_padded_kernel_impl(Tensor sampled, Tensor discarded, Tensor backup, "
+        "Tensor(a!) after, Tensor(b!) valid, int vocabulary, int width, int count) -> ()",
         following,
     )
     kernel(

@@ -1,0 +1,101 @@
+"""Real engines that draft tokens: n-grams, EAGLE, MTP and a draft model. As many drafts are taken as on one engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from engine_processes import running
+from support.engines import PREFILL, Engine, Pair, prompt_of
+from support.families import FAMILIES, add_mtp, make_eagle
+from support.models import make_llama
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.servers
+
+CONFIG: dict[str, Any] = {"backend": "tcp", "verify": "digest"}
+COUNT = 24
+
+
+def drafting(kind: str, models: Path, llama: Path) -> tuple[Path, dict[str, Any]]:
+    """A model, and what an engine needs to draft for it."""
+    if kind == "ngram":
+        given = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 2}
+        return llama, {"speculative_config": given}
+    if kind == "EAGLE":
+        head = models / "eagle"
+        made = head if head.exists() else make_eagle(llama, head)
+        return llama, {"speculative_config": {"method": "eagle", "model": str(made), "num_speculative_tokens": 2}}
+    if kind == "draft model":
+        folder = models / "draft"
+        made = folder if folder.exists() else make_llama(folder)
+        given = {"method": "draft_model", "model": str(made), "num_speculative_tokens": 2}
+        return llama, {"speculative_config": given}
+    folder = models / "mtp"
+    if not folder.exists():
+        add_mtp(FAMILIES["DeepSeek V3"](models / "without-mtp"), folder)
+    # Without room for a whole prompt, vLLM never schedules a longer one.
+    return folder, {
+        "speculative_config": {"method": "mtp", "num_speculative_tokens": 1},
+        "max_num_batched_tokens": 1024,
+    }
+
+
+def accepted(engine: Engine, name: str, prompt: list[int], params: dict[str, Any] | None) -> tuple[list[int], Any]:
+    """The tokens of a request, and how many drafts were made and taken for it."""
+    before = engine.ask()["drafts"]
+    tokens = engine.run(name, prompt, COUNT, params).tokens
+    after = engine.ask()["drafts"]
+    return tokens, [b - a for a, b in zip(before, after, strict=True)]
+
+
+def repeating(seed: int, length: int) -> list[int]:
+    """A prompt that n-grams of it go on."""
+    part = prompt_of(seed, 12)
+    return (part * (1 + length // len(part)))[:length]
+
+
+@pytest.mark.parametrize("kind", ["ngram", "EAGLE", "MTP", "draft model"])
+@pytest.mark.shows("engines: the tokens of one, and as many drafts taken, {kind}")
+@pytest.mark.shows("no block of vLLM's pool is lost")
+def test_drafts_are_taken_as_on_one_engine(kind: str, models: Path, llama: Path, tmp_path: Path) -> None:
+    model, options = drafting(kind, models, llama)
+    with running(Pair(tmp_path, model, CONFIG, policy="fail", **options)) as pair:
+        made = 0
+        for length in (7, 64, 100, 333):
+            prompt = repeating(length, length)
+            alone = accepted(pair.prefill, f"alone-{length}", prompt, None)
+            first = pair.prefill.run(f"one-{length}", prompt, 1, dict(PREFILL))
+            moved = pair.moved()[0]
+            handed = accepted(pair.decode, f"one-{length}", prompt, first.params)
+            assert handed == alone, length
+            assert pair.moved()[0] == moved + 1
+            made += alone[1][0]
+        assert made, "nothing was drafted"
+        pair.settled()
+
+
+@pytest.mark.shows("engines: n-grams on decode alone")
+def test_ngrams_need_no_state(llama: Path, models: Path, tmp_path: Path) -> None:
+    _, options = drafting("ngram", models, llama)
+    with running(Pair(tmp_path, llama, CONFIG, policy="fail", own=({}, options))) as pair:
+        for length in (7, 100, 333):
+            prompt = repeating(length, length)
+            assert pair.hand(prompt, COUNT)[1].tokens == pair.alone(prompt, COUNT)
+        pair.settled()
+
+
+@pytest.mark.parametrize("side", [0, 1], ids=["prefill", "decode"])
+@pytest.mark.shows("a draft model on one side alone is refused by name when the sides meet")
+def test_a_draft_model_on_one_side_is_refused(side: int, models: Path, llama: Path, tmp_path: Path) -> None:
+    _, options = drafting("EAGLE", models, llama)
+    own: Any = (options, {}) if side == 0 else ({}, options)
+    with running(Pair(tmp_path, llama, CONFIG, own=own)) as pair:
+        prompt = prompt_of(3, 100)
+        _, second = pair.hand(prompt)
+        assert second.tokens == pair.alone(prompt), "decode computes the prompt"
+        assert pair.moved()[0] == 0
+        assert "component draft.kv (type kv)" in pair.decode.logged()
+        pair.settled()

@@ -54,7 +54,8 @@ def accepted(engine: Engine, name: str, prompt: list[int], params: dict[str, Any
 def repeating(seed: int, length: int) -> list[int]:
     """A prompt that n-grams of it go on."""
     part = prompt_of(seed, 12)
-    return (part * (1 + length // len(part)))[:length]
+    made: list[int] = (part * (1 + length // len(part)))[:length]
+    return made
 
 
 @pytest.mark.parametrize("kind", ["ngram", "EAGLE", "MTP", "draft model"])

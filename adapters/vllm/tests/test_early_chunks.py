@@ -190,6 +190,20 @@ def test_a_reset_of_the_caches_gives_up_what_has_begun(pair: SimulatedPair) -> N
     pair.settle()
 
 
+def test_what_vllm_computes_again_in_place_is_given_up(model: Path) -> None:
+    """Another connector could not load a part of the prompt: what was sent of it may be wrong."""
+    pair = pair_of(model, ("full",), blocks=(4, 4), spare=(40, 40), at_once=True)
+    name = pair.request(0, 35)
+    sending = begun(pair)
+    (running,) = pair.engines[0].scheduler.running
+    running.num_computed_tokens = 4
+    steps(pair, 8)
+    assert "computes a part of the prompt again" in sending.given_up
+    assert "computes a part of the prompt again" in str(pair.engines[0].ended[name].params)
+    pair.settle()
+    assert pair.engines[1].ended[name].why == "length"
+
+
 def test_what_decode_has_not_asked_for_is_withdrawn_from_a_request_that_is_preempted(model: Path) -> None:
     """Its blocks would be kept from the requests that run, until decode has memory for it."""
     pair = pair_of(model, ("full",), blocks=(4, 4), spare=(3, 3), at_once=True)

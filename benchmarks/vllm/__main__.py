@@ -10,6 +10,9 @@ keeps nothing. Each engine has a process of its own; those whose turn it is not 
 vLLM has two connectors for NIXL. With ``NixlConnector``, decode reads from prefill's memory. With
 ``NixlPushConnector``, decode tells prefill its blocks, and prefill writes, as with Statelink.
 
+``computed`` is with prompts that prefill has to compute, 512 tokens in a step, from prefill's answer or as above. With
+Statelink and a router that gives both engines the request at once, most of such a prompt has moved by then.
+
 ``at_once`` is Statelink behind a router that gives both engines the request at the same time; the others are behind a
 serial one. The time begins when prefill gives its answer, because decode has the request before that. So the way of the
 answer through the router is in neither time.
@@ -82,6 +85,7 @@ class Way:
             kv_cache_memory_bytes=3 * (longest + 2 * BLOCK) * TOKEN,
         )
         self._numbers = itertools.count()
+        self._seeds = itertools.count(1_000_000)
 
     def go_on(self) -> None:
         for engine in (self.pair.prefill, self.pair.decode):
@@ -111,6 +115,11 @@ class Way:
         self.rest()
         began: float = second.began
         return self._loaded(second) - began
+
+    def turn_computed(self, length: int, *, at_once: bool) -> float:
+        """Seconds until the state of a request was there whose prompt nobody has seen: see this module."""
+        prompt = prompt_of(next(self._seeds), length)
+        return self.turn_at_once(prompt) if at_once else self.turn(prompt)
 
     def turn_at_once(self, prompt: Sequence[int]) -> float:
         """Seconds from prefill's answer until the state of a request was there."""
@@ -145,6 +154,9 @@ def measure(ours: Way, theirs: Way, length: int, rounds: int) -> Row:
         "again": timed(ours.turn),
         "theirs": timed(theirs.turn),
         "at_once": timed(ours.turn_at_once),
+        "computed": lambda: ours.turn_computed(length, at_once=False),
+        "computed_at_once": lambda: ours.turn_computed(length, at_once=True),
+        "computed_theirs": lambda: theirs.turn_computed(length, at_once=False),
     }
     found = list(in_turn(ways, rounds, WARM))
     took = {name: [row[name] for row in found] for name in ways}
@@ -157,6 +169,9 @@ def measure(ours: Way, theirs: Way, length: int, rounds: int) -> Row:
         "ms_ours": _ms(took["ours"]),
         "ms_at_once": _ms(took["at_once"]),
         "ms_theirs": _ms(took["theirs"]),
+        "ms_computed": _ms(took["computed"]),
+        "ms_computed_at_once": _ms(took["computed_at_once"]),
+        "ms_computed_theirs": _ms(took["computed_theirs"]),
     }
 
 

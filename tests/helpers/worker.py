@@ -48,6 +48,7 @@ class Seen:
     report: RoomReport
     taken_back: bool
     quiet_by: float | None
+    settled: int
 
 
 @dataclass
@@ -125,7 +126,7 @@ class Host:
     def see(self, number: int) -> Seen:
         room = self.rooms[number]
         how = (room.quiesced, room.prefix, room.report, room.taken_back, room.quiet_by)
-        return Seen(room.poll(), room.reason, *how)
+        return Seen(room.poll(), room.reason, *how, room.settled if isinstance(room, statelink.Sending) else 0)
 
     def reach(self, number: int, status: statelink.Status, timeout: float) -> Seen:
         """Wait until a room is at least there, or has failed."""

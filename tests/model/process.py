@@ -66,6 +66,9 @@ class Held:
     Attributes:
         use: Unique number: whose memory it is.
         pages: Its pages, in order of position.
+        chunks: How many of its pages each push named, for those that have not settled yet.
+        settled: How many pushes have settled.
+        freed: How many of its pages were freed, because the pushes that named them have settled.
         slot: Its slot.
         ended: The status that was seen last, if it is an end.
         reason: The reason that was seen first.
@@ -79,6 +82,9 @@ class Held:
         self.handle = handle
         self.use = use
         self.pages: list[int] = []
+        self.chunks: list[int] = []
+        self.settled = 0
+        self.freed = 0
         self.slot = FREE
         self.prefix = 0
         self.pushed = 0
@@ -249,14 +255,34 @@ class Process:
         if held.released:
             return
         held.released = True
-        for page in held.pages:
-            self.page_owner[page] = FREE
-            for pool in self.kv.values():
-                pool[page] = 254
+        self._free_pages(held, len(held.pages) - held.freed)
         if held.slot != FREE:
             self.slot_owner[held.slot] = FREE
             for rows in self.rows.values():
                 rows[held.slot] = 254
+
+    def _free_pages(self, held: Held, count: int) -> None:
+        """Free the next pages of a request."""
+        for page in held.pages[held.freed : held.freed + count]:
+            self.page_owner[page] = FREE
+            for pool in self.kv.values():
+                pool[page] = 254
+        held.freed += count
+
+    def _settle(self, held: Held, handle: Sending) -> None:
+        """Free the pages of pushes that have settled, although the room may go on.
+
+        Raises:
+            Defect: The count went back, or counts a push that was not made.
+        """
+        settled = handle.settled
+        if not held.settled <= settled <= held.settled + len(held.chunks):
+            raise Defect(f"{self.name}: {held.request} has settled {settled} pushes, {held.settled} before")
+        if handle.status not in (Status.FAILED, Status.SUCCEEDED):
+            self.world.counts["settled early"] += settled - held.settled
+        for _ in range(settled - held.settled):
+            self._free_pages(held, held.chunks.pop(0))
+        held.settled = settled
 
     def fill(self, held: Held) -> None:
         """Prefill computes the request's state."""
@@ -287,6 +313,8 @@ class Process:
             Defect: A rule of the lifecycle is broken.
         """
         for number, held in list(self.held.items()):
+            if isinstance(held.handle, Sending):
+                self._settle(held, held.handle)
             status, reason = held.handle.status, held.handle.reason
             if held.ended is not None and status is not held.ended:
                 raise Defect(f"{self.name}: {held.request} ended twice: {held.ended.name}, then {status.name}")

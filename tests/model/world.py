@@ -158,7 +158,7 @@ class World:
             return
         handle: Sending | Receiving
         named: Any = {"deadline": self.DEADLINE}
-        content, late = self._content(request)
+        content, late = self._content(request, process)
         if content is not None and not late:
             named["content"] = content
         if request.sent_by(process):
@@ -174,7 +174,7 @@ class World:
         self.counts["both ways"] += -request.key in process.held
         process.held[request.key] = request.sides[process.address] = held
 
-    def _content(self, request: Request) -> tuple[bytes | None, bool]:
+    def _content(self, request: Request, process: Process) -> tuple[bytes | None, bool]:
         """Which request an engine has under an id, and whether it says so only when it has memory for it."""
         if self.shape.reuse == "stated" and not self.shape.mixed:
             return f"request {request.number}".encode(), self.rng.random() < 0.3
@@ -182,7 +182,10 @@ class World:
             return None, False
         chance = self.rng.random()
         self.counts["mixed"] += chance < 0.1
-        content = b"another" if chance < 0.05 else None if chance < 0.1 else f"request {request.number}".encode()
+        content: bytes | None = f"request {request.number}".encode()
+        if chance < 0.1:
+            # Where neither side states anything, nothing tells two requests apart: only one of the sides is silent.
+            content = None if chance < 0.05 and request.sent_by(process) else f"not {request.number}".encode()
         return content, self.rng.random() < 0.3
 
     def keep(self, request: Request | None, process: Process) -> None:
@@ -220,6 +223,7 @@ class World:
             items: dict[str, Any] = {"kv": held.pages[held.pushed // PAGE : -(-end // PAGE)]}
             if end == request.tokens:
                 items["mamba"] = [held.slot]
+            held.chunks.append(len(items["kv"]))
             held.handle.push(items, span=(held.pushed, end))
             held.pushed = end
         elif not held.accepted:

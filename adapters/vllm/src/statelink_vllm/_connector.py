@@ -21,6 +21,8 @@ from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, SlidingWindowS
 
 from statelink import state
 
+from ._early import blocks_of_early_groups
+from ._events import recorded
 from ._inventory import Model, describe_cache
 from ._leftovers import Leftovers
 from ._limits import check_server
@@ -68,7 +70,8 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
         if role is KVConnectorRole.SCHEDULER:
             at_least = 1 if self._local or kv_cache_config.has_mamba_layers else 0
             left_out = max(at_least, vllm_config.num_prefill_lookahead_tokens - 1)
-            self._scheduler = SchedulerSide(self._options, transfer.engine_id, kv_cache_config, left_out)
+            early = blocks_of_early_groups(kv_cache_config, vllm_config)
+            self._scheduler = SchedulerSide(self._options, transfer.engine_id, kv_cache_config, left_out, early)
 
     # What vLLM asks of the class.
 
@@ -141,7 +144,7 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """See `SchedulerSide.step`."""
-        return self.scheduler_side.step(idle=not scheduler_output.total_num_scheduled_tokens)
+        return self.scheduler_side.step(scheduler_output)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """See `SchedulerSide.told`."""
@@ -160,6 +163,11 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
     def has_pending_push_work(self) -> bool:
         """See `SchedulerSide.busy`."""
         return self.scheduler_side.busy
+
+    def reset_cache(self) -> bool | None:
+        """See `SchedulerSide.reset`."""
+        self.scheduler_side.reset()
+        return True
 
     # The worker's side.
 
@@ -198,7 +206,9 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
             axes={"tp": (rank, width), "pp": (stage, stages)},
             model=self._options.model or _identity(config.model_config),
         )
-        self._worker = WorkerSide(self._options.link, inventory, groups, Leftovers(cache, kv_caches, groups))
+        device = next(iter(kv_caches.values())).device
+        leftovers = Leftovers(cache, kv_caches, groups)
+        self._worker = WorkerSide(self._options.link, inventory, groups, leftovers, lambda: recorded(device))
         link = self._worker.link
         log.info(
             "Statelink backend %r moves %s of rank %d of %d; its link listens at %s",
@@ -221,6 +231,12 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
         """The address of this worker's link."""
         return Address(self.worker_side.link.address)
 
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """See `WorkerSide.prepare`. vLLM calls this right before the forward pass."""
+        super().bind_connector_metadata(connector_metadata)
+        assert isinstance(connector_metadata, ToWorker)
+        self.worker_side.prepare(connector_metadata)
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """See `WorkerSide.begin`. Sending begins here, too: what is sent was computed in an earlier step."""
         step = self._get_connector_metadata()
@@ -231,7 +247,7 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
         """State never arrives in the middle of a forward pass."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """State is sent when a prompt has been computed."""
+        """State is sent by tokens, and not by layers."""
 
     def wait_for_save(self) -> None:
         """State is sent beside the forward pass."""

@@ -59,6 +59,7 @@ class Group(NamedTuple):
         recurrent: Whether the request's state is in one block.
         spare: Blocks at the end of a recurrent table that only speculation uses.
         layers: vLLM's names of the layers.
+        early: Whether a part of it may be sent before the whole prompt is computed.
     """
 
     table: int
@@ -67,6 +68,7 @@ class Group(NamedTuple):
     recurrent: bool = False
     spare: int = 0
     layers: tuple[str, ...] = ()
+    early: bool = False
 
     def indices(self, table: Sequence[int], tokens: int, prefix: int) -> Any:
         """The indices of what has to move.
@@ -79,15 +81,17 @@ class Group(NamedTuple):
             held = table[: len(table) - self.spare]
             found = np.array(held[-1:], np.int64)
         else:
-            blocks = np.asarray(table, np.int64)
-            items = (blocks[:, None] * self.ratio + np.arange(self.ratio)).ravel()
-            found = indices_of(self.component, tokens, prefix, pages=items)
+            found = indices_of(self.component, tokens, prefix, pages=self.items_of(table))
         if (found < self.ratio).any() or (self.recurrent and not len(found)):
             raise StateError(
                 f"state of component {self.component.name!r} is not held any more",
                 cause=f"the block table {list(table)!r:.200} has the null block among what {tokens} tokens need",
             )
         return found
+
+    def items_of(self, blocks: Sequence[int]) -> Any:
+        """The items of these blocks, in their order."""
+        return (np.asarray(blocks, np.int64)[:, None] * self.ratio + np.arange(self.ratio)).ravel()
 
     @property
     def begins_inside(self) -> bool:
@@ -198,7 +202,7 @@ def _describe(
         else:
             described = _compressed(kind, name, specs, layers, numbers, ratio, model)
         found = Group(place, described.component, ratio=ratio)
-    return described, found._replace(layers=tuple(layers))
+    return described, found._replace(layers=tuple(layers), early=kind.early)
 
 
 def _numbered(name: str, layers: Mapping[str, Any], model: Model) -> dict[int, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
+from ._events import recorded
 
 if TYPE_CHECKING:
     from ._inventory import Group
@@ -50,8 +50,4 @@ class Leftovers:
                 for cache in caches:
                     cache[block * group.ratio : (block + 1) * group.ratio].zero_()
                     device = cache.device
-        if device is None or device.type == "cpu":
-            return None
-        event = torch.Event(device)
-        event.record()
-        return event
+        return None if device is None else recorded(device)

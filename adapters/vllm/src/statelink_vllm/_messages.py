@@ -11,7 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-__all__ = ["Address", "FromWorker", "Keep", "Receive", "Send", "Tables", "ToWorker"]
+__all__ = ["Address", "Chunk", "FromWorker", "Keep", "Open", "Receive", "Send", "Tables", "ToWorker"]
 
 Tables = tuple[list[int], ...]
 """A request's blocks of each group that is moved, by position from token 0; 0 where vLLM has freed the block."""
@@ -41,6 +41,38 @@ class Send:
     tables: Tables = ()
     why: str = ""
     content: bytes = b""
+
+
+@dataclass
+class Open:
+    """A request whose prompt begins to be computed, and of which parts may be sent before its end.
+
+    Attributes:
+        room: The id of the request between the servers.
+        tokens: Number of tokens whose state is sent.
+        content: Which request it is.
+    """
+
+    room: int
+    tokens: int
+    content: bytes
+
+
+@dataclass
+class Chunk:
+    """A part of such a request, which earlier steps have computed. Its blocks are held until it has been sent.
+
+    Attributes:
+        number: Its number in the request, from 0.
+        first: Its first token.
+        last: The token behind its last one.
+        tables: Its blocks, of the groups of layers that are sent early.
+    """
+
+    number: int
+    first: int
+    last: int
+    tables: Tables
 
 
 @dataclass
@@ -98,6 +130,9 @@ class ToWorker(KVConnectorMetadata):
         abort: Requests that are received and were given up.
         keep: Requests that will be received later.
         again: Requests whose state has not come, and which the worker has to report to vLLM in this step.
+        open: Requests of which parts may be sent before their end.
+        chunks: Such parts.
+        withdraw: Requests of which nothing is sent any more that has not begun to be sent.
         addresses: Addresses of the links of all ranks of this server. Sent once, before the first request.
         idle: Whether no model runs in this step.
     """
@@ -107,35 +142,42 @@ class ToWorker(KVConnectorMetadata):
     abort: set[str] = field(default_factory=set)
     keep: dict[str, Keep] = field(default_factory=dict)
     again: set[str] = field(default_factory=set)
+    open: dict[str, Open] = field(default_factory=dict)
+    chunks: dict[str, Chunk] = field(default_factory=dict)
+    withdraw: set[str] = field(default_factory=set)
     addresses: tuple[str, ...] = ()
     idle: bool = False
 
     def __bool__(self) -> bool:
         """Whether a worker has anything to do."""
-        return bool(self.send or self.receive or self.abort or self.keep or self.again or self.addresses)
+        early = self.open or self.chunks or self.withdraw
+        return bool(self.send or self.receive or self.abort or self.keep or self.again or self.addresses or early)
 
 
 @dataclass
 class FromWorker(KVConnectorWorkerMetadata):
-    """What ranks say of requests that were received, by vLLM's id.
+    """What ranks say of requests, by vLLM's id.
 
     Attributes:
         unquiet: How many ranks reported it as failed, while something may still be written.
         quiet: How many of these ranks have proven that nothing is written any more.
         lacking: Blocks that lack tokens in front of a window; see `Group.lacking`.
+        settled: For a request and the number of a chunk, how many ranks do not read it any more.
     """
 
     unquiet: Counter[str] = field(default_factory=Counter)
     quiet: Counter[str] = field(default_factory=Counter)
     lacking: dict[str, set[int]] = field(default_factory=dict)
+    settled: Counter[tuple[str, int]] = field(default_factory=Counter)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> FromWorker:
         """What two ranks say together."""
         assert isinstance(other, FromWorker)
         names = self.lacking.keys() | other.lacking.keys()
         lacking = {name: self.lacking.get(name, set()) | other.lacking.get(name, set()) for name in names}
-        return FromWorker(self.unquiet + other.unquiet, self.quiet + other.quiet, lacking)
+        settled = self.settled + other.settled
+        return FromWorker(self.unquiet + other.unquiet, self.quiet + other.quiet, lacking, settled)
 
     def __bool__(self) -> bool:
         """Whether a rank says anything."""
-        return bool(self.unquiet or self.quiet or self.lacking)
+        return bool(self.unquiet or self.quiet or self.lacking or self.settled)

@@ -16,6 +16,7 @@ from vllm.v1.request import RequestStatus
 from statelink.errors import ConfigError
 
 from ._content import content_of_request
+from ._early import EarlyChunks
 from ._held import HeldBlocks
 from ._leases import Leases
 from ._messages import Address, FromWorker, Receive, Send, Tables, ToWorker
@@ -56,9 +57,10 @@ class SchedulerSide:
         engine_id: The name of this instance.
         cache: vLLM's ``KVCacheConfig``.
         left_out: How many of a prompt's last tokens prefill does not compute; see `tokens`.
+        early: What `blocks_of_early_groups` returned.
     """
 
-    def __init__(self, options: Options, engine_id: str, cache: Any, left_out: int) -> None:
+    def __init__(self, options: Options, engine_id: str, cache: Any, left_out: int, early: Mapping[int, int]) -> None:
         self._options = options
         self._engine_id = engine_id
         self._cache = cache
@@ -77,11 +79,13 @@ class SchedulerSide:
         self._manager: Any = None
         self.held = HeldBlocks()
         self.retries = Retries()
+        self.early = EarlyChunks(early, cache)
 
     def bind(self, manager: Any) -> None:
         """Take vLLM's ``KVCacheManager``: blocks of failed requests may be held in its pool."""
         self._manager = manager
         self.held.bind(manager.block_pool)
+        self.early.bind(manager.block_pool)
         self.retries.bind(manager)
 
     def set_addresses(self, found: Mapping[tuple[int, int], Any]) -> None:
@@ -100,6 +104,7 @@ class SchedulerSide:
             )
         self._addresses = tuple(each.address for each in addresses)
         self._next.addresses = self._addresses
+        self.early.ranks = len(addresses)
 
     def tokens(self, count: int) -> int:
         """For how many of a prompt's tokens prefill has state that decode can use.
@@ -123,8 +128,16 @@ class SchedulerSide:
         asks = self._wanted.get(name, NOTHING)
         if asks.source is not None:
             self._leases.add(name, asks.source)
-        if not (asks.room and left_out) or name in self._cut:
-            return
+        if asks.room and left_out and name not in self._cut:
+            self._cut_end(request)
+        # Only a router that asks both servers at once gives this id. Another decode asks when prefill has answered.
+        at_once = asks.known and request.kv_transfer_params.get("transfer_id") is not None
+        if at_once and not asks.another and asks.source is None and (not left_out or name in self._cut):
+            self.early.watch(request, asks.room)
+
+    def _cut_end(self, request: Any) -> None:
+        """Leave out the last tokens of a prompt."""
+        name, left_out = request.request_id, self._left_out
         # A request with logprobs of its prompt loads nothing on decode, which computes all of it.
         if request.num_prompt_tokens <= left_out or request.get_skip_reading_prefix_cache():
             return
@@ -214,6 +227,7 @@ class SchedulerSide:
         self._cut.discard(name)
         source = self._taken(request)
         self._wanted.pop(name, None)
+        content, given_up = self.early.ended(name)
         if source is not None:  # it never got blocks
             count = self.tokens(request.num_prompt_tokens)
             self._next.receive[name] = Receive(*source, count, why="decode gave the request up before it had memory")
@@ -222,13 +236,15 @@ class SchedulerSide:
         elif self.retries.drop(name):
             self._next.again.add(name)
         elif asks.room:
-            return self._send(request, tables, asks, cut)
+            if given_up:  # the workers know, and have told decode
+                return False, refusal(given_up)
+            return self._send(request, tables, asks, cut, content)
         elif asks.not_sent:
             return False, refusal(asks.not_sent)
         return False, None
 
     def _send(
-        self, request: Any, tables: tuple[list[int], ...], asks: Wanted, cut: bool
+        self, request: Any, tables: tuple[list[int], ...], asks: Wanted, cut: bool, content: bytes
     ) -> tuple[bool, dict[str, Any] | None]:
         name, tokens = request.request_id, request.num_prompt_tokens
         why = ""
@@ -241,7 +257,7 @@ class SchedulerSide:
             if asks.known and not asks.another:  # decode may be waiting already
                 self._next.send[name] = Send(asks.room, tokens, why=why)
             return False, refusal(why)
-        content = content_of_request(request, tokens)
+        content = content or content_of_request(request, tokens)
         if not asks.another:
             moved = self._cache.select_transfer_block_ids(tables)
             self._next.send[name] = Send(asks.room, tokens, moved, content=content)
@@ -249,9 +265,14 @@ class SchedulerSide:
 
     # Each step.
 
-    def step(self, *, idle: bool) -> ToWorker:
-        """What the workers get with the next step; ``idle`` says that no model runs in it."""
-        self._next.idle = idle
+    def step(self, output: Any) -> ToWorker:
+        """What the workers get with the next step.
+
+        Args:
+            output: vLLM's ``SchedulerOutput`` of the step.
+        """
+        self._next.idle = not output.total_num_scheduled_tokens
+        self.early.plan(output, self._next)
         self._next.again |= self.retries.ready()
         self._next.keep = self._leases.take()
         made, self._next = self._next, ToWorker()
@@ -266,6 +287,7 @@ class SchedulerSide:
         said = output.kv_connector_worker_meta
         if isinstance(said, FromWorker):
             self.held.told(said)
+            self.early.told(said)
             for name, blocks in said.lacking.items():
                 self._lacking.setdefault(name, set()).update(blocks)
         received = set(output.finished_recving or ())
@@ -292,9 +314,14 @@ class SchedulerSide:
     @property
     def settled(self) -> bool:
         """Whether nothing is left of any request."""
-        return not (self.busy or self._wanted or self._leases or self._loading or self._cut or self._lacking)
+        nothing = not (self.busy or self._wanted or self._leases or self._loading or self._cut or self._lacking)
+        return nothing and self.early.settled
 
     @property
     def busy(self) -> bool:
         """Whether there is something to do that needs further steps, although no request does."""
-        return bool(self._next) or bool(self.held) or bool(self.retries)
+        return bool(self._next) or bool(self.held) or bool(self.retries) or bool(self.early)
+
+    def reset(self) -> None:
+        """Whoever changes the model's weights asks for this. What decode has of a prompt is of the old ones."""
+        self.early.give_up("the caches were reset while its prompt was computed", self._next)

@@ -127,6 +127,9 @@ FIELDS: dict[str, str] = {
     "mamba_type mamba_cache_mode num_speculative_blocks num_prefill_checkpoint_blocks prefill_checkpoint_alignment "
     "num_heads tokens_per_state tp_replicated",
     f"{BASE}:KVConnectorRole": "SCHEDULER WORKER",
+    "vllm.v1.core.sched.output:KVConnectorBlockState": "req_ids resolve_block_ids boundary_state_offloads",
+    "vllm.v1.core.sched.output:CachedRequestData": "req_ids resumed_req_ids new_token_ids all_token_ids new_block_ids "
+    "num_computed_tokens num_output_tokens",
     "vllm.v1.request:RequestStatus": "WAITING WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR WAITING_FOR_REMOTE_KVS "
     "WAITING_FOR_STREAMING_REQ RUNNING PREEMPTED FINISHED_STOPPED FINISHED_LENGTH_CAPPED FINISHED_ABORTED "
     "FINISHED_IGNORED FINISHED_ERROR FINISHED_REPETITION",

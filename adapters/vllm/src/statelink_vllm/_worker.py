@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import statelink
 from statelink import Status
 from statelink.errors import RoomError, StatelinkError
 
+from ._chunks import EarlyRooms
 from ._messages import FromWorker, Receive, Send, Tables, ToWorker
 from ._stats import TransferStats, declined
 
 if TYPE_CHECKING:
-    from statelink import Link, LinkConfig, Room
+    from statelink import Link, LinkConfig, Room, Sending
     from statelink.state import Inventory
 
     from ._inventory import Group
@@ -60,19 +61,28 @@ class WorkerSide:
         inventory: What this rank holds.
         groups: How block tables become indices.
         leftovers: Zeroes blocks that are received in part.
+        computed: Makes an event that is true once every step before this moment is computed, or ``None`` where it is.
 
     Raises:
         StatelinkError: The link cannot be opened.
     """
 
     def __init__(
-        self, config: LinkConfig, inventory: Inventory, groups: tuple[Group, ...], leftovers: Leftovers
+        self,
+        config: LinkConfig,
+        inventory: Inventory,
+        groups: tuple[Group, ...],
+        leftovers: Leftovers,
+        computed: Callable[[], Any] = lambda: None,
     ) -> None:
         self.link: Link = statelink.open(config, inventory)
         self._has_siblings = inventory.ranks > 1 and config.role != "prefill"
         self._groups = groups
         self._leftovers = leftovers
-        self._sending: dict[str, Room] = {}
+        self._computed = computed
+        self._deadline = config.deadline
+        self._early = EarlyRooms(self.link, groups, config.deadline)
+        self._sending: dict[str, Sending] = {}
         self._receiving: dict[str, Room] = {}
         self._items_of: dict[str, Mapping[str, Any]] = {}
         self._unquiet: dict[str, Room] = {}
@@ -85,7 +95,19 @@ class WorkerSide:
     @property
     def settled(self) -> bool:
         """Whether nothing is left of any request."""
-        return not (self._sending or self._receiving or self._unquiet or self._items_of)
+        return not (self._sending or self._receiving or self._unquiet or self._items_of or self._early)
+
+    def prepare(self, step: ToWorker) -> None:
+        """Send what earlier steps have computed of prompts. Called before the model runs, and sent beside it."""
+        for name in step.withdraw:
+            self._early.withdraw(name)
+        for name, each in step.open.items():
+            self._early.open(name, each)
+        if step.chunks:
+            ready = self._computed()
+            for name, chunk in step.chunks.items():
+                self._early.add(name, chunk, ready)
+        self._early.go_on()
 
     def begin(self, step: ToWorker) -> None:
         """Begin what the scheduler asks for. What cannot begin fails alone."""
@@ -135,13 +157,18 @@ class WorkerSide:
                 room.abort("vLLM aborted the request on decode")
 
     def _send(self, name: str, job: Send) -> None:
-        room = self.link.send(job.room, job.tokens, content=job.content or None)
+        early = self._early.close(name)
+        room = self.link.send(job.room, job.tokens, content=job.content or None) if early is None else early.room
         if not job.tables:
             room.abort(job.why)
             return
         self._sending[name] = room
         try:
-            room.push(self._items(job.tables, job.tokens, 0))
+            if early is None:
+                room.push(self._items(job.tables, job.tokens, 0))
+            else:
+                room.extend(self._deadline)  # as long as that of a room that is opened now
+                room.push(self._early.last(early, job), span=(0, job.tokens))
         except StatelinkError as error:
             room.abort(f"prefill cannot push: {error}")
             raise
@@ -188,11 +215,11 @@ class WorkerSide:
         rooms = self._receiving.values()
         if self._idle and rooms and not any(made) and not any(room.status in ENDED for room in rooms):
             next(iter(rooms)).wait(REST_SECONDS, quiesced=True)
-        for name, room in list(self._sending.items()):
-            if room.status in ENDED and room.quiesced:
+        for name, sending in list(self._sending.items()):
+            if sending.status in ENDED and sending.quiesced:
                 del self._sending[name]
                 made.sent.add(name)
-                self._over("sent", name, room)
+                self._over("sent", name, sending)
         for name, room in list(self._receiving.items()):
             if room.status is Status.SUCCEEDED and room.quiesced:
                 made.received.add(name)
@@ -226,7 +253,9 @@ class WorkerSide:
 
     def said(self) -> FromWorker | None:
         """What the scheduler has to know besides `results`; called after it."""
+        self._early.go_on()
         made, self._said = self._said, FromWorker()
+        made.settled = self._early.settled()
         return made or None
 
     def stats(self) -> TransferStats | None:

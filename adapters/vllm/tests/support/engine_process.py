@@ -37,7 +37,17 @@ def main() -> None:
     from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
     import statelink
+    from statelink.backend import hookimpl
+    from statelink.registry import plugin_manager
 
+    chunks: list[int] = []
+
+    class Ended:
+        @hookimpl
+        def statelink_room_ended(self, report: Any) -> None:
+            chunks.append(report.chunks)
+
+    plugin_manager().register(Ended())
     content_of = statelink.content_of
 
     cores = os.sched_getaffinity(0)
@@ -109,6 +119,7 @@ def main() -> None:
                 waiting=seen["rooms"].get("waiting", 0),
                 rooms=seen["totals"]["rooms"],
                 bytes=seen["totals"]["bytes"],
+                chunks=chunks,
             )
 
     pool = core.scheduler.kv_cache_manager.block_pool

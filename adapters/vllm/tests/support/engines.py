@@ -202,7 +202,8 @@ class Engine(OwnProcess):
         """Whether it is busy, how many blocks are free, and what its link counts.
 
         ``preempted`` is how often vLLM took the blocks of a running request away, and ``waiting`` how many rooms the
-        other side knows of while nothing of them has moved.
+        other side knows of while nothing of them has moved. ``chunks`` has for each room that has ended in how many
+        parts it moved.
         """
         self._asked += 1
         number = self._asked

@@ -6,6 +6,7 @@ token. Every step reads what a model's layers would read, and fails if anything 
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -59,6 +60,9 @@ class Side(NamedTuple):
         policy: vLLM's ``kv_load_failure_policy``.
         role: vLLM's ``kv_role``.
         known: Whether links are found by configured names.
+        urgency: Whether some requests are more urgent than others. Then there is no prefix cache: vLLM keeps a block
+            for other requests that was not computed, where a request is preempted in the step that gave it the block.
+        eager: Whether a request begins although there are no blocks for all of its prompt.
     """
 
     kinds: tuple[str, ...]
@@ -69,6 +73,8 @@ class Side(NamedTuple):
     policy: str = "recompute"
     role: str = "kv_both"
     known: bool = False
+    urgency: bool = False
+    eager: bool = False
 
 
 class Ended(NamedTuple):
@@ -77,6 +83,16 @@ class Ended(NamedTuple):
     tokens: list[int]
     why: str
     params: dict[str, Any] | None
+
+
+class Landed:
+    """An event: the steps that were launched before it was made have been computed. It stands for a device's."""
+
+    def __init__(self, engine: SimulatedEngine) -> None:
+        self._engine, self._until = engine, engine.launched
+
+    def query(self) -> bool:
+        return self._engine.landed >= self._until
 
 
 class _Running:
@@ -139,6 +155,9 @@ class SimulatedEngine:
         self._hasher = get_request_block_hasher(hashed, sha256)
         self.pool = self.scheduler.kv_cache_manager.block_pool
         self.free = self.pool.get_num_free_blocks()
+        self.launched = self.landed = 0
+        self.preempted = 0
+        self._watch_pool(network)
         self._aggregator = KVOutputAggregator.from_connector(self.scheduler.connector, side.ranks)
         self.memories = [Memory() for _ in range(side.ranks)]
         self.workers = [self._worker(rank, network) for rank in range(side.ranks)]
@@ -162,7 +181,23 @@ class SimulatedEngine:
         link = SimulatedLink(network, self, rank, inventory)
         with mock.patch.object(statelink, "open", return_value=link):
             leftovers = Leftovers(made.config, made.tensors, ())
-            return WorkerSide(self._link, inventory, described, leftovers)
+            return WorkerSide(self._link, inventory, described, leftovers, lambda: Landed(self))
+
+    def _watch_pool(self, network: Network) -> None:
+        """See that no block is handed out while it is read, and count preemptions."""
+        give, preempt = self.pool.get_new_blocks, self.scheduler._preempt_request
+
+        def given(count: int) -> list[Any]:
+            made: list[Any] = give(count)
+            read = {item for room in network.rooms["send"] if room.link.engine is self for item in room.blocks_read()}
+            assert not read & {block.block_id for block in made}, f"a block of {self.name} is given away and is read"
+            return made
+
+        def preempted(*given: Any, **more: Any) -> None:
+            self.preempted += 1
+            preempt(*given, **more)
+
+        self.pool.get_new_blocks, self.scheduler._preempt_request = given, preempted
 
     def group_of(self, component: str) -> int:
         """The number of the group of layers that a component describes."""
@@ -170,7 +205,7 @@ class SimulatedEngine:
 
     # What a server does.
 
-    def add(self, name: str, prompt: Sequence[int], count: int, params: Any) -> None:
+    def add(self, name: str, prompt: Sequence[int], count: int, params: Any, priority: int = 0) -> None:
         given = SamplingParams(
             max_tokens=count,
             temperature=0.0,
@@ -178,12 +213,22 @@ class SimulatedEngine:
             extra_args=None if params is None else {"kv_transfer_params": params},
         )
         self._tokens[name] = []
-        self.scheduler.add_request(Request(name, list(prompt), given, None, block_hasher=self._hasher))
+        self.scheduler.add_request(
+            Request(name, list(prompt), given, None, block_hasher=self._hasher, priority=priority)
+        )
 
     def abort(self, name: str) -> None:
         if name in self.scheduler.requests:
             for request in self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED):
                 self._end(request.request_id, "abort", None)
+
+    def reset(self, *, everything: bool) -> None:
+        """Forget the prefix cache; with ``everything``, also what running requests have computed."""
+        if not everything:
+            self.scheduler.reset_prefix_cache(reset_connector=True)
+        elif not self.side.ahead:
+            with contextlib.suppress(RuntimeError):  # blocks are held
+                self.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
 
     def _end(self, name: str, why: str, params: dict[str, Any] | None) -> None:
         assert name not in self.ended, f"{name} has ended twice"
@@ -198,12 +243,14 @@ class SimulatedEngine:
         if len(self._launched) < (AT_ONCE if self.side.ahead else 1) and self.scheduler.has_requests():
             step = self.scheduler.schedule()
             self._launched.append((step, [self._begin(worker, step) for worker in self.workers]))
+            self.launched += 1
 
     def land(self) -> None:
         """The oldest step under way has been computed: take its outcome."""
         if not self._launched:
             return
         step, said = self._launched.popleft()
+        self.landed += 1
         names, found = self._forward(step)
         outputs: list[ModelRunnerOutput | None] = [
             ModelRunnerOutput(names, {name: n for n, name in enumerate(names)}, found, kv_connector_output=each)
@@ -226,6 +273,7 @@ class SimulatedEngine:
         for name, receive in asked.receive.items():
             if receive.tables:
                 self.rooms[receive.room] = name
+        worker.prepare(asked)
         worker.begin(asked)
         results = worker.results()
         return KVConnectorOutput(
@@ -247,7 +295,9 @@ class SimulatedEngine:
             for copy in step.kv_cache_block_copies or ():
                 memory.copy(copy.src_block_id, copy.dst_block_id)
         for new in step.scheduled_new_reqs:
-            self._known[new.req_id] = _Running(new.prompt_token_ids, new.block_ids, new.num_computed_tokens)
+            # One that resumes is new to the second model runner, with the tokens that it has made before.
+            tokens = new.prefill_token_ids or new.prompt_token_ids
+            self._known[new.req_id] = _Running(tokens, new.block_ids, new.num_computed_tokens)
         cached = step.scheduled_cached_reqs
         for number, name in enumerate(cached.req_ids):
             running, more = self._known[name], cached.new_block_ids[number]
@@ -345,19 +395,22 @@ def _config(name: str, model: Path, side: Side) -> VllmConfig:
     )
     config = VllmConfig(
         model_config=model_config,
-        cache_config=CacheConfig(block_size=side.block, enable_prefix_caching=True),
+        cache_config=CacheConfig(block_size=side.block, enable_prefix_caching=not side.urgency),
         scheduler_config=SchedulerConfig(
             max_num_seqs=4,
             max_num_batched_tokens=12,
             max_model_len=LONGEST,
             is_encoder_decoder=False,
             enable_chunked_prefill=True,
+            policy="priority" if side.urgency else "fcfs",
+            scheduler_reserve_full_isl=not side.eager,
         ),
         device_config=DeviceConfig("cpu"),
         kv_transfer_config=KVTransferConfig(**moved),
     )
     # What vLLM settles for the model that is named is settled here for the layers that are meant.
     config.scheduler_config.async_scheduling = side.ahead
+    config.scheduler_config.disable_hybrid_kv_cache_manager = False
     config.cache_config.block_size = side.block
     config.cache_config.num_gpu_blocks = side.blocks
     if "recurrent" in side.kinds:

@@ -10,9 +10,9 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from statelink import Status
+from statelink import Pages, Status
 from statelink.errors import Reason
 from statelink.plan import held_items, required_span
 
@@ -63,16 +63,32 @@ class Memory:
                 self._cells[target, place] = self._cells[source, place]
 
 
+class Push(NamedTuple):
+    """One call of `SimulatedRoom.push` on prefill.
+
+    Attributes:
+        items: By component and number of an item in the request, the item.
+        ready: The event after which it may be read.
+    """
+
+    items: dict[tuple[str, int], int]
+    ready: Any = None
+
+
 class SimulatedRoom:
     """One side of a request, with the attributes of `statelink.Room` that the connector reads."""
 
     def __init__(
         self, link: SimulatedLink, room: int, tokens: int, prefix: int = 0, content: bytes | None = None
     ) -> None:
-        self.link, self.room, self.tokens, self.prefix, self.content = link, room, tokens, prefix, content
+        self.link, self.room, self.tokens, self.held, self.content = link, room, tokens, prefix, content
         self.status, self.quiesced = Status.WAITING, True
         self.reason: Reason | None = None
-        self.items: dict[str, list[int]] | None = None
+        self.pushes: list[Push] = []
+        """What this side has named: on decode at once, on prefill in parts."""
+        self.complete: bool = False
+        """Whether the last part was named."""
+        self._settled = 0
         self.given_up = ""
         self.left: dict[SimulatedRoom, list[tuple[Component, int, int]]] = {}
         """For each room of prefill that writes to this one, what it has not written: ranges of positions."""
@@ -81,14 +97,89 @@ class SimulatedRoom:
     def wait(self, timeout: float, *, quiesced: bool) -> Status:
         return self.status  # nothing ends here while somebody waits
 
-    def push(self, items: Mapping[str, Any]) -> None:
-        self.items, self.quiesced = {name: list(map(int, found)) for name, found in items.items()}, False
+    @property
+    def prefix(self) -> int | None:
+        """What decode holds; on prefill, once all of decode's ranks have asked."""
+        if self in self.link.network.rooms["receive"]:
+            return self.held
+        targets = self.link.network.targets(self)
+        return targets[0].held if targets else None
+
+    def push(self, items: Mapping[str, Any], *, span: tuple[int, int] | None = None, ready: Any = None) -> None:
+        if self.status in ENDED:
+            return
+        assert not self.complete, "a room is pushed to after its last push"
+        first, last = span or (0, self.tokens)
+        assert last == self.tokens or self.prefix is not None, "nobody has asked for what is sent early"
+        found: dict[tuple[str, int], int] = {}
+        for component in self.link.inventory.components:
+            if component.name in items:
+                numbered = self._numbered(component, items[component.name], first, last)
+                assert not any((component.name, number) in each.items for each in self.pushes for number in numbered)
+                found |= {(component.name, number): item for number, item in numbered.items()}
+        self.complete, self.quiesced = last == self.tokens, False
+        self.pushes.append(Push(found, ready))
+
+    def _numbered(self, component: Component, given: Any, first: int, last: int) -> dict[int, int]:
+        """Items by their number in the request."""
+        ids = [int(item) for item in (given.ids if isinstance(given, Pages) else given)]
+        if not component.page:
+            assert last == self.tokens, "a recurrent state is sent before the prompt's end"
+            return dict(enumerate(ids))
+        begin, end = required_span(component, self.tokens, self.held)
+        begin, end = held_items(component, self.tokens, (max(begin, first), min(end, last)))
+        if isinstance(given, Pages):
+            assert begin <= given.start // component.page
+            begin = given.start // component.page
+        assert len(ids) == end - begin, f"{len(ids)} items of {component.name} are named, and {end - begin} are needed"
+        return dict(enumerate(ids, begin))
+
+    def blocks_read(self) -> set[int]:
+        """Blocks that something may still read."""
+        pushes = [] if self.quiesced else self.pushes[self.settled :]
+        return {item for each in pushes for item in each.items.values()}
+
+    def push_of(self, name: str, number: int) -> Push | None:
+        """The push that has an item of the request."""
+        return next((each for each in self.pushes if (name, number) in each.items), None)
+
+    @property
+    def settled(self) -> int:
+        """How many pushes nothing reads any more."""
+        if self.status in ENDED:
+            return len(self.pushes) if self.quiesced else self._settled
+        targets, left = self.link.network.targets(self), set()
+        for target in targets:
+            left |= {self._number_of(component, first) for component, first, _ in target.left_of(self)}
+        while targets and self._settled < len(self.pushes) and not left & self.pushes[self._settled].items.keys():
+            self._settled += 1
+        return self._settled
+
+    def _number_of(self, theirs: Component, position: int) -> tuple[str, int]:
+        """The item that holds a position, by the other side's component."""
+        component = next(each for each in self.link.inventory.components if each.name == theirs.name)
+        return component.name, position // component.page if component.page else 0
+
+    def readable(self, component: Component, position: int) -> bool:
+        """Whether the item that holds a position was pushed, and is computed."""
+        push = self.push_of(*self._number_of(component, position))
+        return push is not None and (push.ready is None or push.ready.query())
+
+    def left_of(self, source: SimulatedRoom) -> list[tuple[Component, int, int]]:
+        """What a room of prefill has not written to this one."""
+        if source not in self.left:
+            self.left[source] = list(self.link.network.parts(source, self))
+        return self.left[source]
+
+    def extend(self, seconds: float) -> None:
+        assert seconds > 0
 
     def abort(self, why: str = "") -> None:
         if self.status not in ENDED:
             self.given_up = why or "aborted"
 
     def end(self, why: str = "", *, quiet: bool = True) -> None:
+        assert self.settled >= 0  # what has settled by now stays so
         self.status = Status.FAILED if why else Status.SUCCEEDED
         self.reason = Reason("room.aborted", why) if why else None
         self.quiesced = quiet or self.quiesced
@@ -179,14 +270,13 @@ class Network:
         active = room.status not in ENDED
         sources = self._sources(room) if active or not room.quiesced else []
         for source in sources:
-            if source.items is not None and (active or not kind) and not source.quiesced:
-                if source not in room.left:
-                    room.left[source] = list(self._parts(source, room))
-                if room.left[source]:
-                    yield "write", functools.partial(self._write, room, source)
+            if source.pushes and (active or not kind) and not source.quiesced:
+                for part in room.left_of(source):
+                    if source.readable(*part[:2]):
+                        yield "write", functools.partial(self._write, room, source, part)
+                        break
         complete = len(sources) == self._fan_in(room, sources) and all(
-            source.items is not None and room.left.get(source) == [] and source.status is not Status.FAILED
-            for source in sources
+            source.complete and not room.left_of(source) and source.status is not Status.FAILED for source in sources
         )
         if active and complete and not room.given_up:
             yield "arrive", lambda: room.end()
@@ -214,7 +304,7 @@ class Network:
         return max(sources[0].link.inventory.ranks // room.link.inventory.ranks, 1) if sources else 1
 
     @staticmethod
-    def _parts(source: SimulatedRoom, target: SimulatedRoom) -> Iterator[tuple[Component, int, int]]:
+    def parts(source: SimulatedRoom, target: SimulatedRoom) -> Iterator[tuple[Component, int, int]]:
         theirs = {each.name: each for each in source.link.inventory.components}
         for component in target.link.inventory.components:
             item = sum(buffer.layout.nbytes for buffer in component.buffers)
@@ -222,7 +312,7 @@ class Network:
                 target.nbytes[component.name] = item
                 yield component, 0, 1
                 continue
-            first, last = required_span(component, target.tokens, target.prefix)
+            first, last = required_span(component, target.tokens, target.held)
             step = math.gcd(component.page, theirs[component.name].page)
             target.nbytes[component.name] = 0
             if first < last:
@@ -231,9 +321,10 @@ class Network:
             for at in range(first, last, step):
                 yield component, at, at + step
 
-    def _write(self, room: SimulatedRoom, source: SimulatedRoom) -> None:
+    def _write(self, room: SimulatedRoom, source: SimulatedRoom, part: tuple[Component, int, int]) -> None:
         """A part of prefill's state arrives in decode's memory. Both must still hold it."""
-        component, first, last = room.left[source].pop(0)
+        component, first, last = part
+        room.left[source].remove(part)
         for position in range(first, last):
             group, block, place = _place(source, component.name, position)
             source.link.engine.check_read(block)
@@ -246,7 +337,7 @@ class Network:
 
     def _of_prefill(self, room: SimulatedRoom, kind: bool) -> Iterator[Event]:
         if room.status not in ENDED:
-            targets = self._targets(room)
+            targets = [each for each in self.rooms["receive"] if room in self._sources(each)]
             refused = any((room.room, link) in self.declined for link in self.links)
             if refused or (targets and all(each.status is Status.SUCCEEDED for each in targets)):
                 yield "accepted", lambda: room.end()
@@ -256,19 +347,18 @@ class Network:
         elif not room.quiesced:
             yield "stop", lambda: setattr(room, "quiesced", True)
 
-    def _targets(self, room: SimulatedRoom) -> list[SimulatedRoom]:
-        return [each for each in self.rooms["receive"] if room in self._sources(each)]
+    def targets(self, room: SimulatedRoom) -> list[SimulatedRoom]:
+        """The rooms of decode's ranks that a room of prefill writes to; none before all of them have asked."""
+        found = [each for each in self.rooms["receive"] if room in self._sources(each)]
+        width = found[0].link.inventory.ranks // room.link.inventory.ranks if found else 0
+        return found if len(found) >= max(width, 1) else []
 
 
 def _place(room: SimulatedRoom, name: str, position: int) -> tuple[int, int, int]:
     """The group, the block and the place in it that hold a position of a component on one side of a room."""
     component = next(each for each in room.link.inventory.components if each.name == name)
     group = room.link.engine.group_of(name)
-    items = room.items[name] if room.items is not None else []
-    if not component.page:
-        return group, items[0], STATE
-    first, last = held_items(component, room.tokens, required_span(component, room.tokens, room.prefix))
-    assert len(items) == last - first, f"{len(items)} items of {name} are named, and {last - first} are needed"
-    number = position // component.page - first
-    assert 0 <= number < len(items), f"position {position} of {name} is in no item that is named"
-    return group, items[number], position % component.page
+    number = position // component.page if component.page else 0
+    push = room.push_of(name, number)
+    assert push is not None, f"position {position} of {name} is in no item that is named"
+    return group, push.items[name, number], position % component.page if component.page else STATE

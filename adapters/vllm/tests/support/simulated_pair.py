@@ -60,7 +60,8 @@ class SimulatedPair:
         """Let one thing happen."""
         what, number = act
         if what == "request":
-            self.request(number % 2, 1 + number // 2 % (LONGEST - COUNT - 1), backwards=number % 5 == 0)
+            length = 1 + number // 2 % (LONGEST - COUNT - 1)
+            self.request(number % 2, length, backwards=number % 5 == 0, priority=number % 3)
         elif what == "abort":
             if self.requests:
                 self.abort(list(self.requests)[number // 2 % len(self.requests)], number % 2)
@@ -69,10 +70,13 @@ class SimulatedPair:
             if events:
                 events[number % len(events)][1]()
         else:
-            getattr(self.engines[number % 2], what)()
+            if what == "reset":
+                self.engines[number % 2].reset(everything=number // 2 % 2 == 0)
+            else:
+                getattr(self.engines[number % 2], what)()
             self.route()
 
-    def request(self, stream: int, length: int, *, backwards: bool = False) -> str:
+    def request(self, stream: int, length: int, *, backwards: bool = False, priority: int = 0) -> str:
         """A client's request. Where both engines have both roles, it may go backwards."""
         backwards = backwards and self.engines[1].side.role == "kv_both"
         source, target = self.engines[:: -1 if backwards else 1]
@@ -81,8 +85,8 @@ class SimulatedPair:
         self.requests[name] = made
         if self.at_once:
             said = {"transfer_id": name, "remote_engine_id": source.name}
-            source.add(name, made.prompt, 1, {**PREFILL, **said})
-            target.add(name, made.prompt, COUNT, {"do_remote_prefill": True, **said})
+            source.add(name, made.prompt, 1, {**PREFILL, **said}, priority)
+            target.add(name, made.prompt, COUNT, {"do_remote_prefill": True, **said}, priority)
             self._routed.add(name)
         else:
             source.add(name, made.prompt, 1, PREFILL)

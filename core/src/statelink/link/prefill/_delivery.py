@@ -50,6 +50,7 @@ class Delivery:
     Attributes:
         rank: The decode rank.
         request: Its request.
+        arrived: Pushes that are visible at the destination while the room goes on. They end in their order.
         finished: Whether `wire.Finished` was made.
         received: Whether the destination said that it has everything from every prefill rank.
         drained: Whether `wire.Drained` was made: the destination is told that nothing is in flight to it.
@@ -67,6 +68,7 @@ class Delivery:
     ) -> None:
         self.rank = rank
         self.request = request
+        self.arrived = 0
         self.finished = False
         self.received = False
         self.drained = False

@@ -53,7 +53,8 @@ class Sending(Room):
                 sending.push(pages_or_slot(layer), span=(a, N), layers=(layer, layer + 1), ready=event)
             sending.push({"aux": [row]}, span=(a, N), last=True)
 
-        The named memory must keep its bytes until `quiesced`. Thread-safe; pushes of one room go out in order.
+        The named memory must keep its bytes until `settled` counts this push, or until `quiesced`. Thread-safe; pushes
+        of one room go out in order.
 
         Args:
             items: Component name to its indices (anything one-dimensional and integral; copied), or `Pages`.
@@ -101,6 +102,20 @@ class Sending(Room):
             pushes.add(push)
             state.memory.name()
             context.post(partial(state.pushed, push))  # with the lock, so that pushes of two threads keep their order
+
+    @property
+    def settled(self) -> int:
+        """How many pushes are settled, counted from the first: every destination has them, and nothing reads them.
+
+        The memory that these pushes named may be used again, unless another push named it, too. So an engine that
+        pushes a request in chunks need not hold all of it until `quiesced`. The count never goes back.
+
+        It counts the pushes that the room took. A push to a room that has failed names no memory, and is not counted.
+        Once a room has failed, its pushes settle together, when nothing reads any of them: some may not have arrived.
+        So look at the status first: of a room that has ended, `quiesced` is the whole answer. `taken_back` memory is
+        not counted before there is proof.
+        """
+        return self._state.settled
 
     def _named_memory(self) -> str:
         return "its first push was made" if self._checks.begun else ""

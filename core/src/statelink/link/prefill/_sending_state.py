@@ -51,11 +51,13 @@ class SendingState(RoomState):
     Attributes:
         standings: How the room stands on the other ranks; ``None`` before the engine asks.
         begun: Whether the control thread knows the room.
+        settled: Pushes, counted from the first, that nothing reads any more; see `Sending.settled`.
     """
 
     role = "prefill"
     standings: Standings | None = None
     begun = False
+    settled = 0
     _pushes = 0
     _complete = False
     _agreed = False
@@ -265,6 +267,8 @@ class SendingState(RoomState):
         elif self.status is Status.TRANSFERRING and not moving.pending:
             if delivery is self._first:
                 self._chunks += 1
+            delivery.arrived += 1
+            self.settled = min(each.arrived for each in self._deliveries.values())
             if pushed.push.last:
                 finished = delivery.finish(pushed)
                 self._carriers[delivery.rank.name] = finished.transport
@@ -388,6 +392,8 @@ class SendingState(RoomState):
             if not (ended or each.finished) or each.in_flight.on(Side.SOURCE):
                 unread = False
                 break
+        if ended and unread:
+            self.settled = self._pushes  # before it is quiet: then a thread of the engine may name more in vain
         self._memory_is_quiet(not self._pushes or unread)
         if ended:
             self._table.forget(self)

@@ -94,7 +94,9 @@ def test_another_width_of_a_hybrid_model(prefill: int, decode: int, hybrid: Path
 
 
 ONE: dict[str, int] = {}
-RANKS, STAGES = {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}
+RANKS = {"tensor_parallel_size": 2}
+STAGES = {"pipeline_parallel_size": 2, "async_scheduling": False}
+"""vLLM's first model runner does not schedule ahead of pipeline stages."""
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,11 @@ def main() -> None:
         out.flush()
 
     commands: queue.Queue[Any] = queue.Queue()
+    # A worker that is forked closes its standard input, and would wait for the thread that reads it.
+    given, sys.stdin = sys.stdin, open(os.devnull)
 
     def listen() -> None:
-        for line in sys.stdin:
+        for line in given:
             commands.put(json.loads(line))
         os._exit(0)  # whoever started this process has ended
 

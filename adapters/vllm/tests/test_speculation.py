@@ -23,7 +23,8 @@ def drafting(kind: str, models: Path, llama: Path) -> tuple[Path, dict[str, Any]
     """A model, and what an engine needs to draft for it."""
     if kind == "ngram":
         given = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 2}
-        return llama, {"speculative_config": given}
+        # vLLM's first model runner does not schedule ahead of these.
+        return llama, {"speculative_config": given, "async_scheduling": False}
     if kind == "EAGLE":
         head = models / "eagle"
         made = head if head.exists() else make_eagle(llama, head)

@@ -68,10 +68,10 @@ def test_drafts_are_taken_as_on_one_engine(kind: str, models: Path, llama: Path,
         made = 0
         for length in (7, 64, 100, 333):
             prompt = repeating(length, length)
-            alone = accepted(pair.prefill, f"alone-{length}", prompt, None)
-            first = pair.prefill.run(f"one-{length}", prompt, 1, dict(PREFILL))
+            alone = accepted(pair.prefill, f"alone{length}", prompt, None)
+            first = pair.prefill.run(f"one{length}", prompt, 1, dict(PREFILL))
             moved = pair.moved()[0]
-            handed = accepted(pair.decode, f"one-{length}", prompt, first.params)
+            handed = accepted(pair.decode, f"one{length}", prompt, first.params)
             assert handed == alone, length
             assert pair.moved()[0] == moved + 1
             made += alone[1][0]

@@ -62,13 +62,13 @@ def fork(
         piped: Whether its standard input and output are pipes.
         triton: Whether Triton's interpreter runs the kernels of vLLM's second model runner.
     """
-    given = {**VLLM, **(INTERPRETED if triton else {})}
-    made = forks.forks("support.forks", PATH, tuple(given.items()))
-    return made.fork([what, *arguments], environment, log, piped=piped)
+    given = INTERPRETED if triton else {}
+    made = forks.forks("support.forks", PATH, tuple({**VLLM, **given}.items()))
+    return made.fork([what, *arguments], {**environment, **given}, log, piped=piped)
 
 
 INTERPRETED = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-"""Makes vLLM believe that Triton works here. It looks at this when it is imported."""
+"""Makes vLLM believe that Triton works here. It looks at this when it is imported, and Triton when a kernel runs."""
 
 
 def prepare() -> None:

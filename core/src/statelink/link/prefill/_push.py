@@ -16,9 +16,8 @@ from statelink.plan import MAX_TOKENS, Items, OffSpanError, Pages, check_pieces,
 from statelink.state import Coverage, IndexSpace
 
 if TYPE_CHECKING:
+    from statelink.link._room_state import RoomState
     from statelink.state import Component
-
-    from ._sending_state import SendingState
 
 __all__ = ["Push", "PushBudget", "PushChecks"]
 
@@ -91,7 +90,7 @@ class PushChecks:
     _count = 0
     _reach = 0
 
-    def __init__(self, room: SendingState) -> None:
+    def __init__(self, room: RoomState) -> None:
         self._room = room
         self._named: dict[str, list[tuple[int, Items]]] = {}
         """For each component, the pushes that named items of it, by their number."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from engine_processes import running
+from engine_processes import free_port, running
 from support.engines import PREFILL, Pair, prompt_of
 
 if TYPE_CHECKING:
@@ -23,18 +23,28 @@ FEW = {
 
 @pytest.mark.shows("preemption on prefill")
 @pytest.mark.shows("no block of vLLM's pool is lost")
-def test_requests_that_prefill_preempts_arrive_whole(llama: Path, tmp_path: Path) -> None:
-    config = {"backend": "tcp", "verify": "digest"}
+@pytest.mark.parametrize("at_once", [False, True], ids=["serial", "at once"])
+def test_requests_that_prefill_preempts_arrive_whole(llama: Path, tmp_path: Path, at_once: bool) -> None:
+    """Behind a router that asks both engines at once, some of their blocks are read when they are preempted."""
+    listen = f"tcp://127.0.0.1:{free_port()}"
+    config = {"backend": "tcp", "verify": "digest", **({"peers": {"prefill-0": [listen]}} if at_once else {})}
+    sides = {"prefill": {"engine_id": "prefill-0", "more": {"listen": listen, "peers": {}}}} if at_once else {}
     common = {"max_model_len": 640, "enable_prefix_caching": False}  # each request is computed from its first token
-    with running(Pair(tmp_path, llama, config, own=(FEW, {}), policy="fail", **common)) as pair:
+    with running(Pair(tmp_path, llama, config, own=(FEW, {}), policy="fail", **sides, **common)) as pair:
         assert pair.prefill.free < BLOCKS
         prompts = {f"many{n}": prompt_of(200 + n, 450 + 9 * n) for n in range(6)}  # 15 or 16 blocks each
         for name, prompt in prompts.items():
-            pair.prefill.add(name, prompt, 1, dict(PREFILL))
+            said = {"transfer_id": name} if at_once else {}
+            if at_once:
+                pair.decode.add(name, prompt, 8, {"do_remote_prefill": True, "remote_engine_id": "prefill-0", **said})
+            pair.prefill.add(name, prompt, 1, {**PREFILL, **said})
         for name, prompt in prompts.items():
-            pair.decode.add(name, prompt, 8, pair.prefill.result(name).params)
+            params = pair.prefill.result(name).params
+            if not at_once:
+                pair.decode.add(name, prompt, 8, params)
         found = {name: pair.decode.result(name).tokens for name in prompts}
         assert pair.prefill.ask()["preempted"] > 0
         assert found == {name: pair.alone(prompt) for name, prompt in prompts.items()}
         assert pair.moved()[0] == len(prompts)
+        assert (max(pair.prefill.ask()["chunks"]) > 1) == at_once
         pair.settled()

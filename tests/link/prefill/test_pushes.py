@@ -118,16 +118,18 @@ def test_pushes_overlap(pair: Pair, layers: tuple[int, int] | None) -> None:
 
 
 def test_a_page_is_pushed_for_two_positions(pair: Pair) -> None:
-    """In two pushes: the last one is refused, and takes another page."""
+    """In two pushes: the last one is refused, and takes another page. The first one has not settled meanwhile."""
     case = pair.case(64)
+    gate = pair.prefill.engine.gate("event")
     receiving, sending = pair.begin(case)
     pools = pair.prefill.memory.pools
     first, rest = case.span(0, 32, pools), case.span(32, 64, pools)
-    sending.push({name: ids for name, ids in first.items() if name not in ("mamba", "aux")}, span=(0, 32))
+    sending.push({name: ids for name, ids in first.items() if name not in ("mamba", "aux")}, span=(0, 32), ready=gate)
     wrong = {**rest, "kv": [first["kv"][0], *rest["kv"][1:]]}
     with pytest.raises(RoomError, match="is pushed for two positions"):
         sending.push(wrong, span=(32, 64))
     sending.push(rest, span=(32, 64))
+    pair.prefill.engine.release(gate)
     pair.ended(case, receiving, sending)
 
 

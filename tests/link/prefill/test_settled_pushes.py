@@ -54,6 +54,24 @@ def test_an_engine_uses_the_pages_of_a_settled_push_again(pair: Pair) -> None:
     pair.verify()
 
 
+def test_a_page_holds_other_positions_once_its_push_is_settled(pair: Pair) -> None:
+    """Such as that of a request that was preempted, and is computed again."""
+    case = pair.case(200)
+    receiving, sending = pair.begin(case)
+    carry([pair.prefill.memory], pair.expected, case)
+    push(pair, sending, case, 0, 64)
+    settles(sending, 1)
+    for memory in (pair.prefill.memory, pair.untouched):
+        for array in memory.arrays["kv"].values():
+            array[case.source["kv"][:4]] = array[case.source["kv"][4:8]]
+    rest = case.span(64, 200, pair.prefill.memory.pools)
+    sending.push({**rest, "kv": [*case.source["kv"][:4], *rest["kv"][4:]]}, span=(64, 200))
+    receiving.succeeded()
+    sending.succeeded()
+    pair.done(case)
+    pair.verify()
+
+
 def test_a_push_that_waits_is_not_settled(pair: Pair) -> None:
     """For decode, or for its event. Those behind it wait, too."""
     case = pair.case(200)

@@ -127,6 +127,14 @@ FIELDS: dict[str, str] = {
     "mamba_type mamba_cache_mode num_speculative_blocks num_prefill_checkpoint_blocks prefill_checkpoint_alignment "
     "num_heads tokens_per_state tp_replicated",
     f"{BASE}:KVConnectorRole": "SCHEDULER WORKER",
+    "vllm.v1.core.sched.output:SchedulerOutput":
+    "scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens total_num_scheduled_tokens "
+    "scheduled_spec_decode_tokens scheduled_encoder_inputs finished_req_ids free_encoder_mm_hashes "
+    "encoder_input_updates scheduled_encoder_input_stats preempted_req_ids has_structured_output_requests "
+    "pending_structured_output_tokens num_invalid_spec_tokens kv_connector_metadata has_sync_kv_loads "
+    "aux_output_connector_metadata ec_connector_metadata ec_manager_metadata new_block_ids_to_zero "
+    "kv_cache_block_copies kv_connector_block_state num_spec_tokens_to_schedule num_common_prefix_blocks "
+    "skip_drafts",
     "vllm.v1.core.sched.output:KVConnectorBlockState": "req_ids resolve_block_ids boundary_state_offloads",
     "vllm.v1.core.sched.output:CachedRequestData": "req_ids resumed_req_ids new_token_ids all_token_ids new_block_ids "
     "num_computed_tokens num_output_tokens",

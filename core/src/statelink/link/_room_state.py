@@ -67,6 +67,7 @@ class RoomState:
         reason: Why the room failed; ``None`` while it has not failed.
         memory: How the memory stands that this side named.
         nbytes: Bytes of the pushes that were moved so far.
+        settled: Pushes, counted from the first, that nothing reads any more; see `Sending.settled`. 0 on decode.
         content: The content of the request, as this side's engine states it; empty while it has stated none. Threads
             of the engine set it, before they name memory.
         ended: Set once the room has ended.
@@ -80,6 +81,7 @@ class RoomState:
     status = Status.BOOTSTRAPPING
     reason: Reason | None = None
     nbytes = 0
+    settled = 0
     content = b""
     _polls_event = False
     _met: float | None = None

@@ -92,7 +92,8 @@ class PushChecks:
 
     def __init__(self, room: RoomState) -> None:
         self._room = room
-        self._named: dict[str, list[Items]] = {}
+        self._named: dict[str, list[tuple[int, Items]]] = {}
+        """For each component, the pushes that named items of it, by their number."""
         self._unspanned = False
         """Whether the push that is checked names no span."""
 
@@ -159,7 +160,7 @@ class PushChecks:
         self._count += 1
         self._reach = max(self._reach, push.span[1])
         for name, each in push.items.items():
-            self._named.setdefault(name, []).append(each)
+            self._named.setdefault(name, []).append((push.number, each))
 
     def error(self, what: str, cause: str = "", hint: str = "", code: str = "room.push") -> RoomError:
         """An error that names the room."""
@@ -266,11 +267,17 @@ class PushChecks:
         )
 
     def _check_pieces(self, last: Mapping[str, Items], tokens: int) -> None:
-        """Refuse a page that stands for two positions in several pushes. `pushed` looks at each push alone."""
+        """Refuse a page that stands for two positions in several pushes. `pushed` looks at each push alone.
+
+        The pages of a push that has settled may hold other positions of the same request by now.
+        """
+        settled = self._room.settled
         for component in self._room.context.inventory.components:
             if not component.page:
                 continue
-            pieces = [*self._named.get(component.name, ()), *([last[component.name]] if component.name in last else ())]
+            pieces = [piece for number, piece in self._named.get(component.name, ()) if number >= settled]
+            if component.name in last:
+                pieces.append(last[component.name])
             try:
                 check_pieces(component, tokens, self._room.prefix, pieces)
             except RoomError as error:

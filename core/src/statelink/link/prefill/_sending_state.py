@@ -51,13 +51,11 @@ class SendingState(RoomState):
     Attributes:
         standings: How the room stands on the other ranks; ``None`` before the engine asks.
         begun: Whether the control thread knows the room.
-        settled: Pushes, counted from the first, that nothing reads any more; see `Sending.settled`.
     """
 
     role = "prefill"
     standings: Standings | None = None
     begun = False
-    settled = 0
     _pushes = 0
     _complete = False
     _agreed = False

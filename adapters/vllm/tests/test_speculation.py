@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from engine_processes import running
-from support.engines import PREFILL, Engine, Pair, prompt_of
+from support.engines import PREFILL, Engine, Pair, engine_options, prompt_of
 from support.families import FAMILIES, add_mtp, make_eagle
 from support.models import make_llama
 
@@ -17,23 +17,28 @@ pytestmark = pytest.mark.servers
 
 CONFIG: dict[str, Any] = {"backend": "tcp", "verify": "digest"}
 COUNT = 24
+LENGTHS = (7, 64, 100, 333)
+MOST_AT_ONCE = 3
+"""Most tokens that are drafted in a step."""
+SYNC = {"async_scheduling": False}
+"""Ahead of the model, vLLM's first runner needs a device to draft right, or does not draft at all."""
 
 
 def drafting(kind: str, models: Path, llama: Path) -> tuple[Path, dict[str, Any]]:
     """A model, and what an engine needs to draft for it."""
     if kind == "ngram":
         given = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 2}
-        # vLLM's first model runner does not schedule ahead of these.
-        return llama, {"speculative_config": given, "async_scheduling": False}
+        return llama, {"speculative_config": given, **SYNC}
     if kind == "EAGLE":
         head = models / "eagle"
         made = head if head.exists() else make_eagle(llama, head)
-        return llama, {"speculative_config": {"method": "eagle", "model": str(made), "num_speculative_tokens": 2}}
+        given = {"method": "eagle", "model": str(made), "num_speculative_tokens": 2}
+        return llama, {"speculative_config": given, **SYNC}
     if kind == "draft model":
         folder = models / "draft"
         made = folder if folder.exists() else make_llama(folder)
         given = {"method": "draft_model", "model": str(made), "num_speculative_tokens": 2}
-        return llama, {"speculative_config": given}
+        return llama, {"speculative_config": given, **SYNC}
     folder = models / "mtp"
     if not folder.exists():
         add_mtp(FAMILIES["DeepSeek V3"](models / "without-mtp"), folder)
@@ -41,6 +46,7 @@ def drafting(kind: str, models: Path, llama: Path) -> tuple[Path, dict[str, Any]
     return folder, {
         "speculative_config": {"method": "mtp", "num_speculative_tokens": 1},
         "max_num_batched_tokens": 1024,
+        **SYNC,
     }
 
 
@@ -64,19 +70,31 @@ def repeating(seed: int, length: int) -> list[int]:
 @pytest.mark.shows("no block of vLLM's pool is lost")
 def test_drafts_are_taken_as_on_one_engine(kind: str, models: Path, llama: Path, tmp_path: Path) -> None:
     model, options = drafting(kind, models, llama)
+    answers: list[list[int]] = []
     with running(Pair(tmp_path, model, CONFIG, policy="fail", **options)) as pair:
         made = 0
-        for length in (7, 64, 100, 333):
+        for length in LENGTHS:
             prompt = repeating(length, length)
-            alone = accepted(pair.prefill, f"alone{length}", prompt, None)
+            alone, (drafted, taken) = accepted(pair.prefill, f"alone{length}", prompt, None)
             first = pair.prefill.run(f"one{length}", prompt, 1, dict(PREFILL))
             moved = pair.moved()[0]
-            handed = accepted(pair.decode, f"one{length}", prompt, first.params)
-            assert handed == alone, length
+            handed, (drafted_there, taken_there) = accepted(pair.decode, f"one{length}", prompt, first.params)
+            assert (handed, taken_there) == (alone, taken), length
+            # Decode drafts before the first token, too, which prefill has sampled without a draft.
+            assert 0 <= drafted_there - drafted <= MOST_AT_ONCE
             assert pair.moved()[0] == moved + 1
-            made += alone[1][0]
+            answers.append(alone)
+            made += drafted
         assert made, "nothing was drafted"
         pair.settled()
+    options.pop("speculative_config")
+    plain = Engine("plain", tmp_path, engine_options(model, **options))
+    try:
+        plain.wait_ready()
+        for length, tokens in zip(LENGTHS, answers, strict=True):
+            assert plain.run(f"plain{length}", repeating(length, length), COUNT).tokens == tokens
+    finally:
+        plain.kill()
 
 
 @pytest.mark.shows("engines: n-grams on decode alone")

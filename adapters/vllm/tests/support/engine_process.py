@@ -7,6 +7,7 @@ each request that ended, and an answer to each question: whether anything is lef
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import queue
@@ -26,7 +27,7 @@ def main() -> None:
 
     commands: queue.Queue[Any] = queue.Queue()
     # A worker that is forked closes its standard input, and would wait for the thread that reads it.
-    given, sys.stdin = sys.stdin, open(os.devnull)
+    given, sys.stdin = sys.stdin, io.StringIO()
 
     def listen() -> None:
         for line in given:

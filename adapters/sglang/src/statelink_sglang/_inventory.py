@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 from statelink import state
 from statelink.errors import StateError
 
+from ._mamba2 import Blocks, blocks_of_mamba2, channels_of
+
 __all__ = ["Pools", "StateLists", "describe_pools", "geometry_of", "names_of"]
 
 Buffer = tuple[int, int, int]
@@ -99,9 +101,12 @@ def geometry_of(pools: Pools) -> state.PoolGeometry:
         more["request_ratio"] = 2 if 2 in ratios else 128
     recurrent = getattr(getattr(pool, "mamba_pool", None), "mamba_cache", None)
     if recurrent is not None:
-        more["state_tensors"] = _state_tensors(recurrent)
-        if _has_unknown_blocks(pool.mamba_pool):
+        blocks: Blocks | None = ()
+        if _has_unnamed_blocks(pool.mamba_pool):
+            blocks = blocks_of_mamba2(config.hf_text_config, pool.mamba_pool, pools.tp[1])
+        if blocks is None:
             more["format"] = f"convolutions as TP {pools.tp[1]} cuts them"
+        more["state_tensors"] = _state_tensors(recurrent, blocks or ())
     return state.PoolGeometry(
         layers=config.num_hidden_layers,
         dtype=_dtype(full.dtype),
@@ -248,29 +253,28 @@ def _window_heads(pools: Pools) -> int:
     return int(pools.config.get_swa_num_kv_heads(1))
 
 
-def _state_tensors(cache: Any) -> list[state.StateTensor]:
+def _state_tensors(cache: Any, blocks: Blocks) -> list[state.StateTensor]:
     """The tensors of recurrent layers, in the order in which SGLang lists them."""
     convs = list(cache.conv)
     names = ["conv"] if len(convs) == 1 else [f"conv{number}" for number in range(len(convs))]
-    found = [state.StateTensor(name, _dtype(each.dtype)) for name, each in zip(names, convs, strict=True)]
+    found = [
+        state.StateTensor(name, _dtype(each.dtype), blocks=blocks) for name, each in zip(names, convs, strict=True)
+    ]
     temporal = cache.temporal
     if math.prod(temporal.shape):
         found.append(state.StateTensor("ssm", _dtype(temporal.dtype)))
     return found
 
 
-def _has_unknown_blocks(pool: Any) -> bool:
-    """Whether a rank's share of convolution state may be cut out of several blocks that SGLang does not name.
-
-    In Mamba 2 these are x, B and C. Without them, another TP width cannot know which channels a rank has.
-    """
+def _has_unnamed_blocks(pool: Any) -> bool:
+    """Whether a rank's share of convolution state may be cut out of several blocks that SGLang does not name."""
     if getattr(pool, "conv_shard_groups", None):
         return False
-    cache, axis = pool.mamba_cache, getattr(pool, "conv_slice_axis", 0)
+    cache = pool.mamba_cache
     layers, slots, *heads, state = cache.temporal.shape
     if not layers * slots * state:
         return False  # short convolutions alone
-    return any(conv.numel() and conv.shape[2 + axis] != math.prod(heads) for conv in cache.conv)
+    return any(conv.numel() and channels_of(conv, pool) != math.prod(heads) for conv in cache.conv)
 
 
 def _dtype(dtype: Any) -> str:

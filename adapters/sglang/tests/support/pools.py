@@ -30,7 +30,8 @@ def make(kind: str, tp: tuple[int, int] = (0, 1), page: int = PAGE, dtype: str =
     """
     window = changes.pop("window", WINDOW if kind == "swa" else 0)
     pool, requests, layers = _MAKERS[kind](HEADS // tp[1], page, tp, dtype, **changes)
-    return listed(pool, requests, layers, heads=HEADS, window=window, tp=tp)
+    groups = 1 if kind == "hybrid, one group" else SAID_GROUPS
+    return listed(pool, requests, layers, heads=HEADS, window=window, tp=tp, groups=groups)
 
 
 def listed(
@@ -43,6 +44,7 @@ def listed(
     tp: tuple[int, int] = (0, 1),
     rows: int = 8,
     draft: Any = None,
+    groups: int | None = None,
 ) -> Made:
     """Pools with as many metadata rows, and what SGLang's queues list of both.
 
@@ -55,6 +57,7 @@ def listed(
         tp: The rank and the width.
         rows: Metadata rows.
         draft: The pool of a draft model's pages.
+        groups: Groups of Mamba 2 that the model's configuration names.
     """
     import torch
     from sglang.srt.disaggregation.base.conn import KVArgs
@@ -93,6 +96,7 @@ def listed(
         num_hidden_layers=layers,
         get_total_num_kv_heads=lambda: heads,
         get_swa_num_kv_heads=lambda width: heads // width,
+        hf_text_config=SimpleNamespace(mamba_n_groups=groups),
     )
     return Made(Pools(pool, draft, requests, metadata, config, window, tp), args)
 
@@ -184,8 +188,19 @@ def _dsa(heads: int, page: int, tp: tuple[int, int], dtype: str, layers: int = 2
     return pool, None, layers
 
 
+MAMBA_GROUPS = 2
+SAID_GROUPS: int | None = MAMBA_GROUPS
+"""Groups of Mamba 2 that the model's configuration names."""
+
+
 def _hybrid(
-    heads: int, page: int, tp: tuple[int, int], dtype: str, state: int = 8, blocks: list[int] | None = None
+    heads: int,
+    page: int,
+    tp: tuple[int, int],
+    dtype: str,
+    state: int = 8,
+    blocks: list[int] | None = None,
+    groups: int = MAMBA_GROUPS,
 ) -> tuple[Any, Any, int]:
     """``blocks`` are the channels of each block of the convolution, if SGLang names them."""
     import torch
@@ -195,7 +210,7 @@ def _hybrid(
     shape = Mamba2StateShape.create(
         tp_world_size=tp[1],
         intermediate_size=64,
-        n_groups=2,
+        n_groups=groups,
         num_heads=4,
         head_dim=16,
         state_size=state,
@@ -227,6 +242,10 @@ def _hybrid(
         enable_memory_saver=False,
     )
     return pool, requests, 4
+
+
+def _one_group(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, Any, int]:
+    return _hybrid(heads, page, tp, dtype, groups=1)
 
 
 GDN_BLOCKS = [16, 16, 64]
@@ -267,6 +286,7 @@ _MAKERS = {
     "mla_fp4": _mla_fp4,
     "swa": _swa,
     "hybrid": _hybrid,
+    "hybrid, one group": _one_group,
     "gdn": _gdn,
     "qsa": _qsa,
     "dsa": _dsa,

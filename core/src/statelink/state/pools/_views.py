@@ -245,7 +245,8 @@ def _boxes(listed: PoolList, named: Named, state: State) -> tuple[list[tuple[int
             raise refuse(listed.pool, listed.method, f"{named.label!r} has dim {dim} for {last - first} heads")
         each = dim // (last - first)
         return [(first * each, last * each)], tensor.heads * each
-    heads = listed.geometry.conv_heads or state.groups
+    named_heads = listed.geometry.conv_heads or [each for _, each in tensor.blocks]
+    heads = named_heads or state.groups
     if len(heads) != len(state.groups):
         raise refuse(
             listed.pool,
@@ -257,7 +258,7 @@ def _boxes(listed: PoolList, named: Named, state: State) -> tuple[list[tuple[int
         if units < 1 or group % units:
             raise StateError(f"{group} channels of {named.label!r} are no whole number of {units} heads")
         # Without heads, a unit is one channel. A channel is never replicated, so there may be no more ranks than units.
-        first, last = share(named.label, "head", units, (rank, width), replicate=bool(listed.geometry.conv_heads))
+        first, last = share(named.label, "head", units, (rank, width), replicate=bool(named_heads))
         boxes.append((before + first * (group // units), before + last * (group // units)))
         before += group
     held = sum(last - first for first, last in boxes)

@@ -61,7 +61,6 @@ DIFFERENCES: dict[str, list[str]] = {
         "component swa (type swa): absent here, present there",
     ],
     "hybrid": [
-        "kv: format: '' here, 'convolutions as TP 1 cuts them' there",
         "component mamba (type mamba): absent here, present there",
         *(f"component mamba.{n} (type mamba): present here, absent there" for n in range(3)),
     ],

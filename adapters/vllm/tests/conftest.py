@@ -55,7 +55,7 @@ def pair(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
     model = add_tokenizer(make_llama(models / "talking"))
     texts = ["--no-skip-tokenizer-init"]
     config = {"backend": "tcp", "verify": "digest"}
-    servers = ServerPair(tmp_path_factory.mktemp("servers"), model, config, prefill=texts, decode=texts)
+    servers = ServerPair(tmp_path_factory.mktemp("servers"), model, config, prefill=texts, decode=texts, ordinary=True)
     with running(servers) as pair:
         yield pair
 

@@ -46,7 +46,8 @@ def servers(folder: Path, model: Path, *, first: bool, named: bool = True) -> It
         return several(given, dict(OFFLOADING), first=first)
 
     environment = {**plugin_folder(folder / "plugin"), "VLLM_SERVER_DEV_MODE": "1"}
-    pair = ServerPair(folder, model, dict(QUICK), around=around, environment=environment)
+    # Its processes load the stand-in as a plugin.
+    pair = ServerPair(folder, model, dict(QUICK), around=around, environment=environment, ordinary=True)
     with running(pair):
         yield pair
 

@@ -16,6 +16,7 @@ from engine_environments import VLLM, completion
 from engine_processes import HttpServer
 
 from .engines import PREFILL, transfer
+from .forks import fork
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +36,17 @@ class Answer(engine_processes.Answer):
 
 
 class Server(HttpServer[Answer]):
-    """One server, and everything that it started."""
+    """One server, and everything that it started.
+
+    Args:
+        name: For messages, and for the log.
+        folder: Where the log is.
+        model: The model.
+        config: Its ``kv_transfer_config``.
+        options: Further options of its command line.
+        environment: Changes to its environment.
+        ordinary: Whether it is an ordinary process, and not forked by one that has imported vLLM.
+    """
 
     answers = Answer
 
@@ -47,7 +58,9 @@ class Server(HttpServer[Answer]):
         config: dict[str, Any],
         *options: str,
         environment: Mapping[str, str] | None = None,
+        ordinary: bool = False,
     ) -> None:
+        self._ordinary = ordinary
         self.model = str(model)
         command = [
             *(sys.executable, "-W", "ignore", "-m", "vllm.entrypoints.cli.main", "serve", self.model),
@@ -58,6 +71,12 @@ class Server(HttpServer[Answer]):
             *options,
         ]
         super().__init__(name, folder, command, {**VLLM, **(environment or {})})
+
+    def _start(self, command: Sequence[str], environment: dict[str, str], pipes: dict[str, Any]) -> Any:
+        if self._ordinary:
+            return super()._start(command, environment, pipes)
+        with self.log.open("ab") as log:
+            return fork("serve", command[command.index("serve") + 1 :], environment, log)
 
     def complete(self, prompt: Sequence[int], count: int, params: dict[str, Any] | None = None) -> Answer:
         """The completion of a prompt of token ids."""
@@ -115,6 +134,7 @@ class ServerPair:
         own: What only prefill's connector has, and what only decode's has.
         around: Makes the ``kv_transfer_config`` of a server from that of the connector; it gets the server's name, too.
         environment: Changes to the environment of both.
+        ordinary: See `Server`.
         more: Further arguments of `transfer` for both.
     """
 
@@ -129,6 +149,7 @@ class ServerPair:
         own: tuple[dict[str, Any], dict[str, Any]] = ({}, {}),
         around: Callable[[str, dict[str, Any]], dict[str, Any]] = lambda name, config: config,
         environment: Mapping[str, str] | None = None,
+        ordinary: bool = False,
         **more: Any,
     ) -> None:
         producer, consumer = (
@@ -137,7 +158,7 @@ class ServerPair:
         )
         sides = ("prefill", producer, prefill), ("decode", consumer, decode)
         self.prefill, self.decode = (
-            Server(name, folder, model, around(name, given), *options, environment=environment)
+            Server(name, folder, model, around(name, given), *options, environment=environment, ordinary=ordinary)
             for name, given, options in sides
         )
 

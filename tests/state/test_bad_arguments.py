@@ -225,7 +225,10 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "register_state_type": (state.register_state_type, {"new": state.state_type("kv")}),
     "state_type": (state.state_type, {"name": "kv"}),
     "PageField": (state.PageField, {"name": "k", "width": 1, "dtype": "uint8"}),
-    "StateTensor": (state.StateTensor, {"name": "conv", "dtype": "uint8", "heads": 0, "layers": (1,)}),
+    "StateTensor": (
+        state.StateTensor,
+        {"name": "conv", "dtype": "uint8", "heads": 0, "layers": (1,), "blocks": [(4, 2)]},
+    ),
     "PoolGeometry": (
         state.PoolGeometry,
         {

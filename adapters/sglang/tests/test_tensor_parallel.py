@@ -23,10 +23,6 @@ SHARED = {"mla": ("kv", "aux"), "dsa": ("kv", "dsa", "aux")}
 @pytest.mark.parametrize(("prefill", "decode"), [(2, 2), (2, 1), (1, 2)])
 @pytest.mark.parametrize("kind", ["mha", "swa", "gdn", "mla", "dsa"])
 def test_every_rank_has_its_share(kind: str, prefill: int, decode: int) -> None:
-    _moves(kind, prefill, decode)
-
-
-def _moves(kind: str, prefill: int, decode: int) -> None:
     with sides(kind, prefill, decode, own=(DIGEST, DIGEST)) as (sources, targets):
         room = next(rooms)
         # Every rank of a server has the same lists.

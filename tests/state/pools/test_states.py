@@ -103,6 +103,19 @@ def test_key_heads_that_are_fewer_than_ranks_are_replicated() -> None:
     assert {c for _, c, _ in agrees(found[1], "layers.1.conv", full)} == {*range(4, 8), *range(12, 16), *range(28, 32)}
 
 
+@pytest.mark.parametrize("groups", [[None], [[16, 4, 4]]])
+def test_blocks_that_the_geometry_names(groups: list[Any]) -> None:
+    # 8 heads of x, and one group of B and of C, over 4 ranks: rank 2 holds heads 4 and 5, and all of B and C.
+    full = noise(2, 24, 3)
+    held = {*range(8, 12), *range(16, 24)}
+    states = States([np.ascontiguousarray(full[:, sorted(held)])], [12], None, groups, [1])
+    pool = HybridPool(LatentPool([noise(PAGES, TOKENS, 2)]), [0], states)
+    tensors = [StateTensor("conv", "bfloat16", blocks=[(16, 8), (4, 1), (4, 1)])]
+    found = state.from_pools(pool, geometry=geometry(2, tp=(2, 4), state_tensors=tensors))
+    assert {c for _, c, _ in agrees(found[1], "layers.1.conv", full)} == held
+    assert found[1].component.buffers[0].layout.shape == (24, 3)
+
+
 def test_recurrent_heads_that_are_fewer_than_ranks_are_replicated() -> None:
     full = noise(2, 2, 4, dtype="float32")
     tensors = [StateTensor("ssm", "float32", heads=2)]
@@ -150,6 +163,11 @@ def test_recurrent_state_of_the_request_pool_is_a_fallback() -> None:
     agrees(found[1], "layers.2.ssm", states.tensors[3])
 
 
+def blocks(*given: tuple[int, int]) -> dict[str, Any]:
+    """A geometry that names the blocks of the convolution."""
+    return {"state_tensors": [StateTensor("conv", "bfloat16", blocks=given), StateTensor("ssm", "float32")]}
+
+
 @pytest.mark.parametrize(
     ("more", "given", "cause"),
     [
@@ -162,6 +180,15 @@ def test_recurrent_state_of_the_request_pool_is_a_fallback() -> None:
         ({"groups": [[5, 3], None]}, {"state_tp": (0, 2)}, "5 heads of 'layers.0.conv' cannot be shared by 2 ranks"),
         ({"groups": [[8], None]}, {"conv_heads": (2, 2)}, "has 1 groups; the geometry has heads for 2"),
         ({"groups": [[8], None]}, {"conv_heads": (3,)}, "8 channels of 'layers.0.conv' are no whole number of 3"),
+        (
+            {"groups": [[4, 4], None]},
+            blocks((8, 1)),
+            r"'layers.0.conv' has the groups \[4, 4\]; the geometry has the blocks \[\(8, 1\)\]",
+        ),
+        ({}, blocks((8, 3)), "8 channels of 'layers.0.conv' are no whole number of 3"),
+        ({}, blocks((9, -1), (-1, 1)), "9 channels of 'layers.0.conv' are no whole number of -1"),
+        ({}, blocks((9, 1), (-1, 1)), "-1 channels of 'layers.0.conv' are no whole number of 1"),
+        ({}, blocks((6, 2), (4, 1)), r"'layers.0.conv' has dim 8; rank 0 of 1 holds 10 of the groups \[6, 4\]"),
         ({"dims": [4, 2], "outers": [3, 1]}, {}, "3 outer rows of units of 2 elements"),
         ({"outers": [0, 1]}, {}, "dim 8 and 0 outer rows"),
         ({"ids": [0, 0], "dims": [8, 2]}, {"state_tensors": ()}, "layer 0 has 2 buffers; the geometry knows 0"),

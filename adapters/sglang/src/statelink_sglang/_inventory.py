@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from statelink import state
 from statelink.errors import StateError
 
-from ._mamba2 import Blocks, blocks_of_mamba2, channels_of
+from ._convolutions import Blocks, blocks_of
 
 __all__ = ["Pools", "StateLists", "describe_pools", "geometry_of", "names_of"]
 
@@ -101,12 +101,12 @@ def geometry_of(pools: Pools) -> state.PoolGeometry:
         more["request_ratio"] = 2 if 2 in ratios else 128
     recurrent = getattr(getattr(pool, "mamba_pool", None), "mamba_cache", None)
     if recurrent is not None:
-        blocks: Blocks | None = ()
+        blocks: Blocks | None = []
         if _has_unnamed_blocks(pool.mamba_pool):
-            blocks = blocks_of_mamba2(config.hf_text_config, pool.mamba_pool, pools.tp[1])
+            blocks = blocks_of(config.hf_text_config, recurrent, pools.tp[1])
         if blocks is None:
             more["format"] = f"convolutions as TP {pools.tp[1]} cuts them"
-        more["state_tensors"] = _state_tensors(recurrent, blocks or ())
+        more["state_tensors"] = _state_tensors(recurrent, blocks or [])
     return state.PoolGeometry(
         layers=config.num_hidden_layers,
         dtype=_dtype(full.dtype),
@@ -254,7 +254,12 @@ def _window_heads(pools: Pools) -> int:
 
 
 def _state_tensors(cache: Any, blocks: Blocks) -> list[state.StateTensor]:
-    """The tensors of recurrent layers, in the order in which SGLang lists them."""
+    """The tensors of recurrent layers, in the order in which SGLang lists them.
+
+    Args:
+        cache: The pool's tensors.
+        blocks: Blocks of a convolution's channels, if the pool does not name them.
+    """
     convs = list(cache.conv)
     names = ["conv"] if len(convs) == 1 else [f"conv{number}" for number in range(len(convs))]
     found = [
@@ -267,14 +272,17 @@ def _state_tensors(cache: Any, blocks: Blocks) -> list[state.StateTensor]:
 
 
 def _has_unnamed_blocks(pool: Any) -> bool:
-    """Whether a rank's share of convolution state may be cut out of several blocks that SGLang does not name."""
+    """Whether a rank's share of convolution state may be cut out of several blocks that SGLang's pool does not name.
+
+    In Mamba 2 these are x, B and C. Without them, another TP width cannot know which channels a rank has.
+    """
     if getattr(pool, "conv_shard_groups", None):
         return False
-    cache = pool.mamba_cache
+    cache, axis = pool.mamba_cache, getattr(pool, "conv_slice_axis", 0)
     layers, slots, *heads, state = cache.temporal.shape
     if not layers * slots * state:
         return False  # short convolutions alone
-    return any(conv.numel() and channels_of(conv, pool) != math.prod(heads) for conv in cache.conv)
+    return any(conv.numel() and conv.shape[2 + axis] != math.prod(heads) for conv in cache.conv)
 
 
 def _dtype(dtype: Any) -> str:

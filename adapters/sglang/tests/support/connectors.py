@@ -82,7 +82,6 @@ def make_manager(role: str, connector: str, given: Any, classes: Classes, made: 
     vars(config).update(
         hidden_size=64,
         vocab_size=512,
-        hf_text_config=SimpleNamespace(num_hidden_layers=layers),
         hf_config=SimpleNamespace(architectures=["LlamaForCausalLM"]),
     )
     kind = classes.manager

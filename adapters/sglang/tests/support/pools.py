@@ -28,10 +28,11 @@ def make(kind: str, tp: tuple[int, int] = (0, 1), page: int = PAGE, dtype: str =
         dtype: Of ``mha``.
         changes: What is otherwise than usual: arguments of the kind's maker, and ``window``.
     """
+    if kind == "hybrid":
+        return make_mamba2(granite(**changes), tp, page)
     window = changes.pop("window", WINDOW if kind == "swa" else 0)
     pool, requests, layers = _MAKERS[kind](HEADS // tp[1], page, tp, dtype, **changes)
-    groups = 1 if kind == "hybrid, one group" else SAID_GROUPS
-    return listed(pool, requests, layers, heads=HEADS, window=window, tp=tp, groups=groups)
+    return listed(pool, requests, layers, heads=HEADS, window=window, tp=tp)
 
 
 def listed(
@@ -44,7 +45,7 @@ def listed(
     tp: tuple[int, int] = (0, 1),
     rows: int = 8,
     draft: Any = None,
-    groups: int | None = None,
+    text: Any = None,
 ) -> Made:
     """Pools with as many metadata rows, and what SGLang's queues list of both.
 
@@ -57,7 +58,7 @@ def listed(
         tp: The rank and the width.
         rows: Metadata rows.
         draft: The pool of a draft model's pages.
-        groups: Groups of Mamba 2 that the model's configuration names.
+        text: The model's own configuration, if its numbers matter.
     """
     import torch
     from sglang.srt.disaggregation.base.conn import KVArgs
@@ -96,7 +97,7 @@ def listed(
         num_hidden_layers=layers,
         get_total_num_kv_heads=lambda: heads,
         get_swa_num_kv_heads=lambda width: heads // width,
-        hf_text_config=SimpleNamespace(mamba_n_groups=groups),
+        hf_text_config=text or SimpleNamespace(model_type="llama", num_hidden_layers=layers),
     )
     return Made(Pools(pool, draft, requests, metadata, config, window, tp), args)
 
@@ -188,44 +189,53 @@ def _dsa(heads: int, page: int, tp: tuple[int, int], dtype: str, layers: int = 2
     return pool, None, layers
 
 
-MAMBA_GROUPS = 2
-SAID_GROUPS: int | None = MAMBA_GROUPS
-"""Groups of Mamba 2 that the model's configuration names."""
+def make_mamba2(text: Any, tp: tuple[int, int] = (0, 1), page: int = PAGE) -> Made:
+    """Pools of a model with Mamba 2, whose states have the shapes that SGLang's class of its configuration gives."""
+    with ranks(*tp):
+        params = text.mamba2_cache_params
+    attention = [*text.full_attention_layer_ids]
+    pool, requests = _recurrent(params, attention, HEADS // tp[1], page)
+    return listed(pool, requests, text.num_hidden_layers, heads=HEADS, tp=tp, text=text)
 
 
-def _hybrid(
-    heads: int,
-    page: int,
-    tp: tuple[int, int],
-    dtype: str,
-    state: int = 8,
-    blocks: list[int] | None = None,
-    groups: int = MAMBA_GROUPS,
-) -> tuple[Any, Any, int]:
-    """``blocks`` are the channels of each block of the convolution, if SGLang names them."""
+def granite(state: int = 8, groups: int = 2) -> Any:
+    """The configuration of a Granite 4 with three layers of Mamba 2 and one of attention."""
+    from sglang.srt.configs import GraniteMoeHybridConfig
+
+    return GraniteMoeHybridConfig(
+        hidden_size=32,
+        num_hidden_layers=4,
+        layer_types=["mamba", "mamba", "mamba", "attention"],
+        mamba_expand=2,
+        mamba_n_heads=4,
+        mamba_d_head=16,
+        mamba_n_groups=groups,
+        mamba_d_state=state,
+    )
+
+
+def ranks(rank: int, width: int) -> Any:
+    """SGLang's context of a rank of so many."""
+    from sglang.srt.runtime_context import get_parallel
+
+    places = {f"{what}_rank": rank for what in ("tp", "attn_tp", "moe_tp")}
+    return get_parallel().override(**places, **{f"{what}_size": width for what in ("tp", "attn_tp", "moe_tp")})
+
+
+def _recurrent(params: Any, attention: list[int], heads: int, page: int) -> tuple[Any, Any]:
+    """A pool of pages for layers of attention, and a pool of requests with states for the others."""
     import torch
-    from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
     from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, HybridReqToTokenPool
 
-    shape = Mamba2StateShape.create(
-        tp_world_size=tp[1],
-        intermediate_size=64,
-        n_groups=groups,
-        num_heads=4,
-        head_dim=16,
-        state_size=state,
-        conv_kernel=4,
-        conv_shard_groups=blocks,
-    )
     requests = HybridReqToTokenPool(
         size=8,
         mamba_size=8,
-        mamba_spec_state_size=state,
+        mamba_spec_state_size=8,
         max_context_len=256,
         device="cpu",
         enable_memory_saver=False,
-        cache_params=Mamba2CacheParams(shape=shape, layers=[0, 1, 2]),
-        mamba_layer_ids=[0, 1, 2],
+        cache_params=params,
+        mamba_layer_ids=[*params.layers],
         enable_mamba_extra_buffer=False,
         speculative_num_draft_tokens=None,
         enable_overlap_schedule=False,
@@ -236,16 +246,12 @@ def _hybrid(
         dtype=torch.float32,
         head_num=heads,
         head_dim=8,
-        full_attention_layer_ids=[3],
+        full_attention_layer_ids=attention,
         device="cpu",
         mamba_pool=requests.mamba_pool,
         enable_memory_saver=False,
     )
-    return pool, requests, 4
-
-
-def _one_group(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, Any, int]:
-    return _hybrid(heads, page, tp, dtype, groups=1)
+    return pool, requests
 
 
 GDN_BLOCKS = [16, 16, 64]
@@ -253,14 +259,26 @@ GDN_BLOCKS = [16, 16, 64]
 
 
 def _gdn(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, Any, int]:
-    return _hybrid(heads, page, tp, dtype, blocks=GDN_BLOCKS)
+    from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
+
+    shape = Mamba2StateShape.create(
+        tp_world_size=tp[1],
+        intermediate_size=64,
+        n_groups=2,
+        num_heads=4,
+        head_dim=16,
+        state_size=8,
+        conv_kernel=4,
+        conv_shard_groups=GDN_BLOCKS,
+    )
+    return *_recurrent(Mamba2CacheParams(shape=shape, layers=[0, 1, 2]), [3], heads, page), 4
 
 
 def _qsa(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, Any, int]:
     import torch
     from sglang.srt.mem_cache.qsa_kv_pool import QSATokenToKVPool
 
-    _, requests, layers = _hybrid(heads, page, tp, dtype)
+    _, requests, layers = _gdn(heads, page, tp, dtype)
     pool = QSATokenToKVPool(
         size=1024,
         page_size=page,
@@ -285,13 +303,11 @@ _MAKERS = {
     "mla": _mla,
     "mla_fp4": _mla_fp4,
     "swa": _swa,
-    "hybrid": _hybrid,
-    "hybrid, one group": _one_group,
     "gdn": _gdn,
     "qsa": _qsa,
     "dsa": _dsa,
 }
-KINDS = tuple(_MAKERS)
+KINDS = ("hybrid", *_MAKERS)
 
 
 def make_with_draft(kind: str) -> Made:

@@ -122,7 +122,8 @@ class Lists(NamedTuple):
         count = -(-tokens // side.made.kv_args.page_size_of_pool)
 
         def some(part: str) -> npt.NDArray[Any]:
-            items = min(len(each) for each in side.buffers(part))
+            # A model without attention has no pages, and SGLang names them all the same.
+            items = min((len(each) for each in side.buffers(part)), default=1 + count)
             drawn = 1 + draw.permutation(items - 1)
             return drawn[~np.isin(drawn, without)][:count]
 
@@ -159,7 +160,7 @@ def announcing(room: Any, tokens: int, request: Any = None) -> AbstractContextMa
 
 @contextlib.contextmanager
 def sides(
-    kind: str,
+    kind: str | Callable[[tuple[int, int]], Made],
     prefill: int = 1,
     decode: int = 1,
     *,
@@ -171,7 +172,7 @@ def sides(
     """Ranks of a prefill instance and of a decode instance that know each other.
 
     Args:
-        kind: The pools of both.
+        kind: The pools of both, or what makes them for a rank of so many.
         prefill: Prefill's ranks.
         decode: Decode's ranks.
         pages: Tokens of a page on prefill and on decode.
@@ -302,8 +303,8 @@ class Event:
         return self.done
 
 
-def _made(kind: str, tp: tuple[int, int], page: int, dtype: str) -> Made:
-    made = make(kind, tp, page, dtype)
+def _made(kind: str | Callable[[tuple[int, int]], Made], tp: tuple[int, int], page: int, dtype: str) -> Made:
+    made = make(kind, tp, page, dtype) if isinstance(kind, str) else kind(tp)
     made.kv_args.page_size_of_pool = made.pools.pages.page_size
     return made
 

@@ -45,16 +45,17 @@ class StateTensor(msgspec.Struct, frozen=True):
         heads: Heads of the sliced axis in the whole model. Needed if there may be more ranks than heads, so that
             several ranks hold one head. 0: every rank holds an equal part of the axis.
         layers: The global layers that have it; by default every linear layer.
-        blocks: For a convolution, the channels of each block that is sharded on its own, in the whole model, and the
-            heads in which it is dealt out: x, B and C of Mamba 2. If there are more ranks than heads, several ranks
-            hold one head. Needed where the pool does not name such blocks.
+        blocks: Blocks of the sliced axis that are each dealt out on their own, in order, if the pool does not name
+            them: the elements of each in the whole model, and the heads or groups in which it is dealt out. Several
+            ranks hold the same head if there are more ranks than heads, so ``(16, 1)`` is a block that every rank holds
+            whole. Both sides must give the same.
     """
 
     name: str
     dtype: str
     heads: int = 0
     layers: tuple[int, ...] | None = None
-    blocks: tuple[tuple[int, int], ...] = ()
+    blocks: Sequence[tuple[int, int]] = ()
 
     def __post_init__(self) -> None:
         settle(self, "a state's tensor")
@@ -86,9 +87,10 @@ class PoolGeometry(msgspec.Struct, frozen=True, kw_only=True):
         state_tensors: Tensors of linear layers, in the order of the pool's list.
         conv_heads: Heads of each independently sharded block of the convolution, if there may be fewer key heads than
             ranks. By default, blocks are divided channel by channel. A pool names its blocks by
-            ``get_state_conv_shard_groups``, and otherwise `StateTensor.blocks` does; without either, all channels are
-            one block. If the model has several blocks that nobody names, ranks of unequal widths would get wrong
-            channels. Name the width in ``format`` then, so that they are refused.
+            ``get_state_conv_shard_groups``. If the model has several blocks (x, B and C of Mamba 2) that the pool does
+            not name, give them in `StateTensor.blocks`. Without them, all channels are one block, and ranks of unequal
+            widths would get wrong channels. If they are unknown, name the width in ``format``, so that such ranks are
+            refused.
         groups: Component type to its list of ``(tensor, ratio)``, in the order of the pool's list, if that differs from
             the documented one. ``ratio`` is the compression ratio of the layers that have the tensor, or ``None`` for
             all layers. Needed for the two-pool lists of compressed attention, and for ratios 1 and 2.

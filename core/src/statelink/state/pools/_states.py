@@ -56,10 +56,8 @@ def mamba(walk: Walk, pool: Any, *, ids: bool) -> None:
             views.append(own_view(listed, each, geometry.states, tensors[each.part].dtype))
             continue
         outer = operator.index(outers[number]) if outers else 1
-        tensor = tensors[each.part]
         blocks = tuple(operator.index(width) for width in groups[number] or ()) if groups else ()
-        blocks = blocks or tuple(channels for channels, _ in tensor.blocks)
-        views.append(state_view(listed, each, State(dim, outer, blocks, tensor)))
+        views.append(state_view(listed, each, State(dim, outer, blocks, tensors[each.part])))
     walk.add("mamba", views, tp=geometry.states)
 
 

@@ -206,7 +206,8 @@ def state_view(listed: PoolList, named: Named, state: State) -> View:
             layer=named.layer,
             optional=listed.optional,
         )
-    boxes, full = _boxes(listed, named, state)
+    blocks = _blocks(listed, named, state)
+    boxes, full = _boxes(listed, named, state, blocks)
     order: tuple[int, ...]
     if outer == 1:
         inner, order, rest, axes = (dim, unit), (0, 1), (unit,), ("channel", "unit")
@@ -229,15 +230,17 @@ def state_view(listed: PoolList, named: Named, state: State) -> View:
         order,
         layer=named.layer,
         optional=listed.optional,
-        blocks=tuple(state.groups) if len(state.groups) > 1 else (),
+        blocks=tuple(block for block, _ in blocks) if len(blocks) > 1 else (),
     )
 
 
-def _boxes(listed: PoolList, named: Named, state: State) -> tuple[list[tuple[int, int]], int]:
+def _boxes(
+    listed: PoolList, named: Named, state: State, blocks: Sequence[tuple[int, int]]
+) -> tuple[list[tuple[int, int]], int]:
     """This rank's ranges of the sliced axis, and the axis's full width."""
     rank, width = listed.geometry.states
     tensor, dim = state.tensor, state.dim
-    if not state.groups:
+    if not blocks:
         if not tensor.heads:
             return [(rank * dim, (rank + 1) * dim)], dim * width
         first, last = share(named.label, "head", tensor.heads, (rank, width))
@@ -245,25 +248,18 @@ def _boxes(listed: PoolList, named: Named, state: State) -> tuple[list[tuple[int
             raise refuse(listed.pool, listed.method, f"{named.label!r} has dim {dim} for {last - first} heads")
         each = dim // (last - first)
         return [(first * each, last * each)], tensor.heads * each
-    named_heads = listed.geometry.conv_heads or [each for _, each in tensor.blocks]
-    heads = named_heads or state.groups
-    if len(heads) != len(state.groups):
-        raise refuse(
-            listed.pool,
-            listed.method,
-            f"{named.label!r} has {len(state.groups)} groups; the geometry has heads for {len(heads)}",
-        )
+    replicate = bool(tensor.blocks or listed.geometry.conv_heads)
     boxes, before = [], 0
-    for group, units in zip(state.groups, heads, strict=True):
-        if units < 1 or group % units:
-            raise StateError(f"{group} channels of {named.label!r} are no whole number of {units} heads")
+    for block, units in blocks:
+        if units < 1 or block < 0 or block % units:
+            raise StateError(f"{block} channels of {named.label!r} are no whole number of {units} heads")
         # Without heads, a unit is one channel. A channel is never replicated, so there may be no more ranks than units.
-        first, last = share(named.label, "head", units, (rank, width), replicate=bool(named_heads))
-        boxes.append((before + first * (group // units), before + last * (group // units)))
-        before += group
+        first, last = share(named.label, "head", units, (rank, width), replicate=replicate)
+        boxes.append((before + first * (block // units), before + last * (block // units)))
+        before += block
     held = sum(last - first for first, last in boxes)
     if held != dim:
-        said = ", ".join(str(group) for group in state.groups)
+        said = ", ".join(str(block) for block, _ in blocks)
         raise refuse(
             listed.pool,
             listed.method,
@@ -271,3 +267,27 @@ def _boxes(listed: PoolList, named: Named, state: State) -> tuple[list[tuple[int
             "where key heads are fewer than ranks, say so with PoolGeometry.conv_heads",
         )
     return boxes, before
+
+
+def _blocks(listed: PoolList, named: Named, state: State) -> Sequence[tuple[int, int]]:
+    """Blocks of the sliced axis: the elements of each, and the heads in which it is dealt out.
+
+    There are none if every rank holds an equal part of the axis.
+    """
+    given, groups = state.tensor.blocks, state.groups
+    if given:
+        if groups and [width for width, _ in given] != [*groups]:
+            raise refuse(
+                listed.pool,
+                listed.method,
+                f"{named.label!r} has the groups {[*groups]}; the geometry has the blocks {[*given]}",
+            )
+        return given
+    heads = listed.geometry.conv_heads or groups
+    if groups and len(heads) != len(groups):
+        raise refuse(
+            listed.pool,
+            listed.method,
+            f"{named.label!r} has {len(groups)} groups; the geometry has heads for {len(heads)}",
+        )
+    return list(zip(groups, heads, strict=True)) if groups else []

@@ -204,7 +204,8 @@ def test_prefill_comes_back_at_the_same_address(two_engines: TwoEngines, busy: b
 def test_a_room_waits_for_prefill_to_come_back(two_engines: TwoEngines) -> None:
     """Nothing was asked of it yet, so nothing is lost."""
     address = free_addresses(1)[0]
-    decode = two_engines.open("decode", **LIVE)
+    # A room waits for a part of this where nobody listens.
+    decode = two_engines.open("decode", **{**LIVE, "liveness": 240.0})
     early = decode.receive(90, address, 200)
     assert early.see().status is Status.BOOTSTRAPPING
     made = Pair(two_engines.open("prefill", listen=address, **LIVE), decode)

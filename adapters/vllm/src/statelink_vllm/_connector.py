@@ -42,7 +42,7 @@ __all__ = ["StatelinkConnector"]
 
 log = logging.getLogger("vllm.statelink")
 
-GROUPS_OF_MAMBA2 = ("mamba_n_groups", "n_groups", "ssm_n_groups")
+GROUPS_OF_MAMBA2 = ("mamba_n_groups", "n_groups", "ssm_n_groups", "mamba_ngroups")
 """Names under which configurations of models have the number of groups of Mamba2 layers."""
 
 

@@ -88,9 +88,9 @@ class PoolGeometry(msgspec.Struct, frozen=True, kw_only=True):
         conv_heads: Heads of each independently sharded block of the convolution, if there may be fewer key heads than
             ranks. By default, blocks are divided channel by channel. A pool names its blocks by
             ``get_state_conv_shard_groups``. If the model has several blocks (x, B and C of Mamba 2) that the pool does
-            not name, give them in `StateTensor.blocks`. Without them, all channels are one block, and ranks of unequal
-            widths would get wrong channels. If they are unknown, name the width in ``format``, so that such ranks are
-            refused.
+            not name, give them in ``blocks`` of `StateTensor`. Without them, all channels are one block, and ranks of
+            unequal widths would get wrong channels. If they are unknown, name the width in ``format``, so that such
+            ranks are refused.
         groups: Component type to its list of ``(tensor, ratio)``, in the order of the pool's list, if that differs from
             the documented one. ``ratio`` is the compression ratio of the layers that have the tensor, or ``None`` for
             all layers. Needed for the two-pool lists of compressed attention, and for ratios 1 and 2.

@@ -176,7 +176,6 @@ def test_what_decode_has_of_the_prompt_is_not_moved_again(folder: Path, case: st
     ("case", "other", "said"),
     [
         ("DSA", 128, r"dsa.*(extent of axis 'cell'|page)"),
-        ("MiniMax-M3", 64, r"kv.*(extent of axis 'cell'|page)"),
         ("DeepSeek V4", 512, r"dsv4\.c4.*format: .*pages of 512' on decode.*pages of 256' on prefill"),
     ],
 )
@@ -187,6 +186,27 @@ def test_pages_that_only_kernels_know_need_blocks_of_one_size(folder: Path, case
         tables = [tables_of(each.cache, truth, 1) for (each,) in (sources, targets)]
         with pytest.raises(StatelinkError, match=f"(?s){said}"):
             hand(sources, targets, 256, 0, *tables)
+
+
+@pytest.mark.parametrize(("case", "other"), [("MiniMax-M3 with EAGLE", 64), ("a draft model with other heads", 32)])
+def test_pages_whose_rows_are_known_move_between_blocks_of_two_sizes(folder: Path, case: str, other: int) -> None:
+    tokens = 200
+    truth = _truth(case, tokens)
+    with sides(build(folder, case, 1), build(folder, case, 1, block=other)) as ((source,), (target,)):
+        ours, theirs = tables_of(source.cache, truth, 1), tables_of(target.cache, truth, 2)
+        hand([source], [target], tokens, 0, ours, theirs)
+        layers = [
+            {layer: (tables[group], cache.tensors[layer]) for group, layer, _ in layers_of(cache)}
+            for cache, tables in ((source.cache, ours), (target.cache, theirs))
+        ]
+        for layer, (table, sent) in layers[0].items():
+            there, arrived = layers[1][layer]
+            for token in range(tokens):
+                a, b = (
+                    pages[blocks[token // pages.shape[2]], :, token % pages.shape[2]].contiguous().view(torch.uint8)
+                    for blocks, pages in ((table, sent), (there, arrived))
+                )
+                assert torch.equal(a, b), (layer, token)
 
 
 def test_a_draft_model_that_one_side_lacks_is_refused_by_name(folder: Path) -> None:

@@ -1,7 +1,8 @@
 """Stand-ins for the kernels that vLLM calls on a CPU for families of models, in plain torch; a file for each family.
 
-`cpu_kernels` beside this has those of dense attention and Mamba2, which every process of an ordinary server loads. The
-oracle of all of them is `transformers`, whose models have the same tokens in `test_families.py`.
+`cpu_kernels` beside this has those of dense attention and Mamba2, which every process of an ordinary server loads.
+Tests compare two engines with one, and all of them have these kernels: they show that state arrives, and not that a
+kernel is right.
 """
 
 from __future__ import annotations

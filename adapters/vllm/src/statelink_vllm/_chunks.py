@@ -37,6 +37,7 @@ class EarlyRoom:
     Attributes:
         room: It.
         sent: Tokens that were pushed, from the first on.
+        components: What has these tokens: not what a draft model computes of them, which depends on later ones.
         pushes: How many pushes these were.
         closed: Whether its last push was made, or it was given up.
     """
@@ -44,6 +45,7 @@ class EarlyRoom:
     def __init__(self, room: Sending) -> None:
         self.room = room
         self.sent = 0
+        self.components: set[str] = set()
         self.pushes = 0
         self.closed = False
         self.waiting: list[tuple[Chunk, Any]] = []
@@ -117,6 +119,7 @@ class EarlyRooms:
         first = max(chunk.first, early.sent)
         items = self._items(chunk, first) if first < chunk.last else {}
         early.sent = max(chunk.last, early.sent)
+        early.components |= items.keys()
         if items:
             try:
                 early.room.push(items, span=(first, chunk.last), ready=ready)
@@ -130,7 +133,7 @@ class EarlyRooms:
         found = {}
         for group in self._groups:
             blocks = chunk.tables[group.table]
-            if group.early and blocks:
+            if blocks and not group.draft:
                 skipped = (first - chunk.first) * len(blocks) // (chunk.last - chunk.first)
                 found[group.component.name] = group.items_of(blocks[skipped:])
         return found
@@ -148,7 +151,7 @@ class EarlyRooms:
         """What the last push has of each component: what was not pushed before."""
         found: dict[str, Any] = {}
         for group in self._groups:
-            begins = early.sent if group.early else 0
+            begins = early.sent if group.component.name in early.components else 0
             indices = group.indices(job.tables[group.table], job.tokens, begins)
             found[group.component.name] = Pages(indices, begins) if begins else indices
         return found

@@ -59,7 +59,7 @@ class Group(NamedTuple):
         recurrent: Whether the request's state is in one block.
         spare: Blocks at the end of a recurrent table that only speculation uses.
         layers: vLLM's names of the layers.
-        early: Whether a part of it may be sent before the whole prompt is computed.
+        draft: Whether a draft model has the layers.
     """
 
     table: int
@@ -68,7 +68,7 @@ class Group(NamedTuple):
     recurrent: bool = False
     spare: int = 0
     layers: tuple[str, ...] = ()
-    early: bool = False
+    draft: bool = False
 
     def indices(self, table: Sequence[int], tokens: int, prefix: int) -> Any:
         """The indices of what has to move.
@@ -202,7 +202,7 @@ def _describe(
         else:
             described = _compressed(kind, name, specs, layers, numbers, ratio, model)
         found = Group(place, described.component, ratio=ratio)
-    return described, found._replace(layers=tuple(layers), early=kind.early)
+    return described, found._replace(layers=tuple(layers), draft=kind.draft)
 
 
 def _numbered(name: str, layers: Mapping[str, Any], model: Model) -> dict[int, Any]:

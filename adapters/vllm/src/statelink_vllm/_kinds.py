@@ -36,11 +36,6 @@ class Kind(NamedTuple):
     of_index: bool = False
     draft: bool = False
 
-    @property
-    def early(self) -> bool:
-        """Whether each token has a row of its own that stays as it is, and the model itself has computed it."""
-        return self.type in ("kv", "dsa") and self.ratio == 1 and not self.draft
-
     def name(self, number: int | None) -> str:
         """The name of the component; ``number`` tells groups of one type apart, if there are several."""
         parts = [self.type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -34,6 +35,23 @@ def pytest_configure(config: pytest.Config) -> None:
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of tiny models."""
     return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="session")
+def configuration(models: Path) -> Path:
+    """A model without weights, where vLLM only reads what a model is."""
+    from support.models import make_configuration
+
+    made: Path = make_configuration(models / "configuration")
+    return made
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """For a test that makes hundreds of engines, each of which would write several lines."""
+    logging.disable(logging.ERROR)
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")

@@ -8,14 +8,11 @@ that every prompt arrives whole and no block is lost.
 from __future__ import annotations
 
 import contextlib
-import logging
 import random
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.engines import PREFILL
-from support.models import make_configuration
 from support.simulated_pair import SimulatedPair, pair_of
 
 from statelink import Status
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
 
     from support.simulated_link import SimulatedRoom
 
-pytestmark = pytest.mark.smoke
+pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("quiet")]
 
 RUNS = 40
 WITHOUT = 150
@@ -33,28 +30,14 @@ WITHOUT = 150
 ACTS = {"request": 15, "launch": 20, "land": 20, "event": 30, "abort": 2, "reset": 1}
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made: Path = make_configuration(tmp_path_factory.mktemp("configuration"))
-    return made
-
-
-@pytest.fixture(scope="module", autouse=True)
-def silence() -> Iterator[None]:
-    """Hundreds of engines are made here, and each would write several lines."""
-    logging.disable(logging.ERROR)
-    yield
-    logging.disable(logging.NOTSET)
-
-
 def early(room: SimulatedRoom) -> int:
     """Pushes of a room of prefill that were not its last one."""
     return len(room.pushes) - int(room.complete)
 
 
-def random_pair(model: Path, kinds: tuple[str, ...], rng: random.Random) -> SimulatedPair:
+def random_pair(configuration: Path, kinds: tuple[str, ...], rng: random.Random) -> SimulatedPair:
     return pair_of(
-        model,
+        configuration,
         kinds,
         blocks=rng.choice([(4, 4), (4, 2)] if "window" in kinds else [(4, 4), (2, 4), (4, 2), (2, 8)]),
         spare=(rng.choice([0, 1, 2, 6]), rng.choice([2, 12, 30])),
@@ -74,11 +57,11 @@ def play(pair: SimulatedPair, rng: random.Random) -> None:
 
 @pytest.mark.shows("parts of a prompt that are sent while it is computed, through any order of events")
 @pytest.mark.parametrize("kinds", [("full",), ("window", "full"), ("recurrent", "full")], ids="-".join)
-def test_whatever_happens_a_block_is_held_while_it_is_read(model: Path, kinds: tuple[str, ...]) -> None:
+def test_whatever_happens_a_block_is_held_while_it_is_read(configuration: Path, kinds: tuple[str, ...]) -> None:
     pushes = preempted = 0
     for seed in range(RUNS):
         rng = random.Random(f"{kinds} {seed}")
-        pair = random_pair(model, kinds, rng)
+        pair = random_pair(configuration, kinds, rng)
         play(pair, rng)
         pushes += sum(map(early, pair.network.rooms["send"]))
         preempted += sum(engine.preempted for engine in pair.engines)
@@ -99,11 +82,11 @@ class NoReferences:
         pass
 
 
-def test_without_references_blocks_are_given_away_while_they_are_read(model: Path) -> None:
+def test_without_references_blocks_are_given_away_while_they_are_read(configuration: Path) -> None:
     """So the test above can fail."""
     for seed in range(WITHOUT):
         rng = random.Random(seed)
-        pair = random_pair(model, ("full",), rng)
+        pair = random_pair(configuration, ("full",), rng)
         for engine in pair.engines:
             engine.connector.scheduler_side.early.bind(NoReferences(engine.pool))
         with contextlib.suppress(AssertionError):
@@ -127,8 +110,8 @@ def arrives(pair: SimulatedPair) -> None:
 
 
 @pytest.fixture(params=[False, True], ids=["sync", "ahead"])
-def pair(model: Path, request: pytest.FixtureRequest) -> SimulatedPair:
-    return pair_of(model, ("full",), blocks=(4, 4), spare=(40, 40), at_once=True, ahead=request.param)
+def pair(configuration: Path, request: pytest.FixtureRequest) -> SimulatedPair:
+    return pair_of(configuration, ("full",), blocks=(4, 4), spare=(40, 40), at_once=True, ahead=request.param)
 
 
 def rooms(pair: SimulatedPair) -> tuple[SimulatedRoom, SimulatedRoom]:
@@ -190,9 +173,9 @@ def test_a_reset_of_the_caches_gives_up_what_has_begun(pair: SimulatedPair) -> N
     pair.settle()
 
 
-def test_what_vllm_computes_again_in_place_is_given_up(model: Path) -> None:
+def test_what_vllm_computes_again_in_place_is_given_up(configuration: Path) -> None:
     """Another connector could not load a part of the prompt: what was sent of it may be wrong."""
-    pair = pair_of(model, ("full",), blocks=(4, 4), spare=(40, 40), at_once=True)
+    pair = pair_of(configuration, ("full",), blocks=(4, 4), spare=(40, 40), at_once=True)
     name = pair.request(0, 35)
     sending = begun(pair)
     (running,) = pair.engines[0].scheduler.running
@@ -204,9 +187,9 @@ def test_what_vllm_computes_again_in_place_is_given_up(model: Path) -> None:
     assert pair.engines[1].ended[name].why == "length"
 
 
-def test_what_decode_has_not_asked_for_is_withdrawn_from_a_request_that_is_preempted(model: Path) -> None:
+def test_what_decode_has_not_asked_for_is_withdrawn_from_a_request_that_is_preempted(configuration: Path) -> None:
     """Its blocks would be kept from the requests that run, until decode has memory for it."""
-    pair = pair_of(model, ("full",), blocks=(4, 4), spare=(3, 3), at_once=True)
+    pair = pair_of(configuration, ("full",), blocks=(4, 4), spare=(3, 3), at_once=True)
     source = pair.engines[0]
     source.add("first", list(range(35)), 1, {**PREFILL, "transfer_id": "first"})
     for _ in range(2):
@@ -228,9 +211,9 @@ def test_what_decode_has_not_asked_for_is_withdrawn_from_a_request_that_is_preem
     pair.settle()
 
 
-def test_a_serial_router_gets_everything_at_the_end(model: Path) -> None:
+def test_a_serial_router_gets_everything_at_the_end(configuration: Path) -> None:
     """Decode asks when prefill has answered: nothing could be sent before."""
-    pair = pair_of(model, ("full",), blocks=(4, 4), spare=(40, 40))
+    pair = pair_of(configuration, ("full",), blocks=(4, 4), spare=(40, 40))
     pair.request(0, 35)
     source = pair.engines[0]
     for _ in range(3):
@@ -241,16 +224,18 @@ def test_a_serial_router_gets_everything_at_the_end(model: Path) -> None:
 
 
 @pytest.mark.parametrize("kinds", [("window",), ("recurrent", "window")], ids="-".join)
-def test_layers_of_which_only_the_end_is_needed_are_sent_at_the_end(model: Path, kinds: tuple[str, ...]) -> None:
-    pair = pair_of(model, kinds, blocks=(4, 4), spare=(40, 40), at_once=True)
+def test_layers_of_which_only_the_end_is_needed_are_sent_at_the_end(
+    configuration: Path, kinds: tuple[str, ...]
+) -> None:
+    pair = pair_of(configuration, kinds, blocks=(4, 4), spare=(40, 40), at_once=True)
     pair.request(0, 35)
     pair.settle()
     assert [len(room.pushes) for room in pair.network.rooms["send"]] == [1]
 
 
-def test_what_is_held_is_a_part_of_the_pool_at_most(model: Path) -> None:
+def test_what_is_held_is_a_part_of_the_pool_at_most(configuration: Path) -> None:
     """Whatever has been computed: the rest follows."""
-    pair = pair_of(model, ("full",), blocks=(2, 2), spare=(0, 40), at_once=True)
+    pair = pair_of(configuration, ("full",), blocks=(2, 2), spare=(0, 40), at_once=True)
     source = pair.engines[0]
     pair.request(0, 35)
     most = 0

@@ -6,14 +6,11 @@ checked in every step, and `SimulatedPair.settle` for what is checked at the end
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.models import make_configuration
 from support.simulated_pair import Act, SimulatedPair, pair_of
 
 from statelink import Status
@@ -21,7 +18,7 @@ from statelink import Status
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.smoke
+pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("quiet")]
 
 KINDS = [("full",), ("window", "full"), ("recurrent", "full"), ("full", "window", "recurrent"), ("chunk", "full")]
 
@@ -45,28 +42,14 @@ SHAPES = st.fixed_dictionaries(
 )
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made: Path = make_configuration(tmp_path_factory.mktemp("configuration"))
-    return made
-
-
-@pytest.fixture(scope="module", autouse=True)
-def silence() -> Iterator[None]:
-    """Hundreds of engines are made here, and each would write several lines."""
-    logging.disable(logging.ERROR)
-    yield
-    logging.disable(logging.NOTSET)
-
-
 @pytest.mark.shows("vLLM's own scheduler and block pool, through any order of events")
 @pytest.mark.parametrize("kinds", KINDS, ids="-".join)
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(shape=SHAPES, acts=ACTS)
 def test_whatever_happens_every_request_ends_once_and_no_block_is_lost(
-    model: Path, kinds: tuple[str, ...], shape: dict[str, Any], acts: list[Act]
+    configuration: Path, kinds: tuple[str, ...], shape: dict[str, Any], acts: list[Act]
 ) -> None:
-    pair_of(model, kinds, **shape).play(acts)
+    pair_of(configuration, kinds, **shape).play(acts)
 
 
 def arrives(pair: SimulatedPair) -> None:
@@ -75,9 +58,9 @@ def arrives(pair: SimulatedPair) -> None:
         honest[0]()
 
 
-def test_a_failed_request_does_not_wait_for_blocks_of_those_that_wait_behind_it(model: Path) -> None:
+def test_a_failed_request_does_not_wait_for_blocks_of_those_that_wait_behind_it(configuration: Path) -> None:
     """To compute a prompt takes more blocks than to receive it, since windows move on. Another request has them."""
-    pair = pair_of(model, ("window", "full"), blocks=(4, 4), spare=(30, 0))
+    pair = pair_of(configuration, ("window", "full"), blocks=(4, 4), spare=(30, 0))
     source, target = pair.engines
     for stream in (0, 1):
         pair.request(stream, 28)
@@ -94,9 +77,9 @@ def test_a_failed_request_does_not_wait_for_blocks_of_those_that_wait_behind_it(
     assert [target.ended[name].why for name in pair.requests] == ["length", "length"]
 
 
-def test_prefill_keeps_the_state_of_a_request_that_waits_for_blocks(model: Path) -> None:
+def test_prefill_keeps_the_state_of_a_request_that_waits_for_blocks(configuration: Path) -> None:
     """Decode has blocks for one request. It asks prefill to keep the other's state until it has blocks for that."""
-    pair = pair_of(model, ("full",), blocks=(4, 4), spare=(30, 0))
+    pair = pair_of(configuration, ("full",), blocks=(4, 4), spare=(30, 0))
     source, target = pair.engines
     for stream in (0, 1):
         pair.request(stream, 28)
@@ -111,9 +94,9 @@ def test_prefill_keeps_the_state_of_a_request_that_waits_for_blocks(model: Path)
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_blocks_that_a_step_under_way_writes_to_are_given_to_nobody(model: Path, ahead: bool) -> None:
+def test_blocks_that_a_step_under_way_writes_to_are_given_to_nobody(configuration: Path, ahead: bool) -> None:
     """A peer's write is not ordered behind that step. Where the scheduler runs ahead, vLLM defers such blocks."""
-    pair = pair_of(model, ("full",), blocks=(4, 4), spare=(9, 9), ahead=ahead)
+    pair = pair_of(configuration, ("full",), blocks=(4, 4), spare=(9, 9), ahead=ahead)
     source, target = pair.engines
     pair.request(0, 21)
     while not target.ended and not target.scheduler.running:
@@ -136,10 +119,10 @@ def test_blocks_that_a_step_under_way_writes_to_are_given_to_nobody(model: Path,
 
 @pytest.mark.parametrize("ranks", [(1, 1), (2, 2)])
 def test_a_block_without_the_tokens_in_front_of_a_window_serves_no_other_request(
-    model: Path, ranks: tuple[int, int]
+    configuration: Path, ranks: tuple[int, int]
 ) -> None:
     """Of tokens 8 to 15, only 14 and 15 come. A shorter prompt with this beginning needs 12 and 13, too."""
-    pair = pair_of(model, ("window", "full"), blocks=(2, 8), spare=(9, 9), ranks=ranks)
+    pair = pair_of(configuration, ("window", "full"), blocks=(2, 8), spare=(9, 9), ranks=ranks)
     pair.request(0, 21)
     pair.settle()
     pair.request(0, 19)
@@ -147,9 +130,11 @@ def test_a_block_without_the_tokens_in_front_of_a_window_serves_no_other_request
 
 
 @pytest.mark.parametrize("ranks", [(1, 1), (2, 2)])
-def test_a_block_in_which_an_attention_chunk_begins_serves_other_requests(model: Path, ranks: tuple[int, int]) -> None:
+def test_a_block_in_which_an_attention_chunk_begins_serves_other_requests(
+    configuration: Path, ranks: tuple[int, int]
+) -> None:
     """Of tokens 8 to 15, those from 12 on come. Whoever has the first 16 looks at none before 12."""
-    pair = pair_of(model, ("chunk", "full"), blocks=(2, 8), spare=(9, 9), ranks=ranks)
+    pair = pair_of(configuration, ("chunk", "full"), blocks=(2, 8), spare=(9, 9), ranks=ranks)
     lengths = {pair.request(0, 17): 17}
     pair.settle()
     lengths.update({pair.request(0, length): length for length in (18, 20, 24, 17, 9)})
@@ -159,8 +144,8 @@ def test_a_block_in_which_an_attention_chunk_begins_serves_other_requests(model:
     assert sorted(found) == [(9, 0), (17, 0), (18, 16), (20, 16), (24, 16)]
 
 
-def test_a_block_of_which_all_tokens_have_come_serves_other_requests(model: Path) -> None:
-    pair = pair_of(model, ("window", "full"), blocks=(8, 8), spare=(9, 9))
+def test_a_block_of_which_all_tokens_have_come_serves_other_requests(configuration: Path) -> None:
+    pair = pair_of(configuration, ("window", "full"), blocks=(8, 8), spare=(9, 9))
     name = pair.request(0, 21)
     pair.settle()
     other = pair.request(0, 19)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from support.caches import Cache, Rank, hand, sides
-from support.models import make_configuration
 from support.planned import MODELS, Planned, layers_of, plan
 
 from statelink.errors import StatelinkError
@@ -46,23 +45,17 @@ NAMES = {
 }
 
 
-def build(folder: Path, case: str, width: int, **more: Any) -> list[tuple[Any, ...]]:
+def build(configuration: Path, case: str, width: int, **more: Any) -> list[tuple[Any, ...]]:
     """The ranks of a side."""
     name, given = CASES[case]
     model: Planned = MODELS[name](width, **{**given, **more})
-    return [plan(folder, model, rank, width) for rank in range(width)]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made: Path = make_configuration(tmp_path_factory.mktemp("model"))
-    return made
+    return [plan(configuration, model, rank, width) for rank in range(width)]
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("case", NAMES)
-def test_each_kind_of_layers_in_a_group_is_a_component(folder: Path, case: str) -> None:
-    ((cache, model),) = build(folder, case, 1)
+def test_each_kind_of_layers_in_a_group_is_a_component(configuration: Path, case: str) -> None:
+    ((cache, model),) = build(configuration, case, 1)
     components, groups = describe_cache(cache.config, cache.tensors, model)
     assert sorted(each.component.name for each in components) == sorted(NAMES[case].split())
     held = {buffer.layer for each in components for buffer in each.component.buffers}
@@ -145,9 +138,9 @@ def wrong(rank: Rank, tables: list[list[int]], truth: Truth, prefix: int, *, who
 @pytest.mark.parametrize("tokens", [5, 256, 613])
 @pytest.mark.parametrize("widths", [(1, 1), (2, 1), (1, 2)])
 @pytest.mark.parametrize("case", CASES)
-def test_every_byte_arrives(folder: Path, case: str, widths: tuple[int, int], tokens: int) -> None:
+def test_every_byte_arrives(configuration: Path, case: str, widths: tuple[int, int], tokens: int) -> None:
     truth = _truth(case, tokens)
-    prefill, decode = (build(folder, case, width) for width in widths)
+    prefill, decode = (build(configuration, case, width) for width in widths)
     with sides(prefill, decode) as (sources, targets):
         ours, theirs = tables_of(sources[0].cache, truth, 1), tables_of(targets[0].cache, truth, 2)
         for rank in sources:
@@ -161,10 +154,10 @@ def test_every_byte_arrives(folder: Path, case: str, widths: tuple[int, int], to
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("case", ["DSA", "MiniMax-M3", "DeepSeek V4 with MTP"])
-def test_what_decode_has_of_the_prompt_is_not_moved_again(folder: Path, case: str) -> None:
+def test_what_decode_has_of_the_prompt_is_not_moved_again(configuration: Path, case: str) -> None:
     tokens, prefix = 613, 512
     truth = _truth(case, tokens)
-    with sides(build(folder, case, 1), build(folder, case, 1)) as (sources, targets):
+    with sides(build(configuration, case, 1), build(configuration, case, 1)) as (sources, targets):
         ours, theirs = tables_of(sources[0].cache, truth, 1), tables_of(targets[0].cache, truth, 2)
         write(sources[0], ours, truth)
         hand(sources, targets, tokens, prefix, ours, theirs)
@@ -179,9 +172,11 @@ def test_what_decode_has_of_the_prompt_is_not_moved_again(folder: Path, case: st
         ("DeepSeek V4", 512, r"dsv4\.c4.*format: .*pages of 512' on decode.*pages of 256' on prefill"),
     ],
 )
-def test_pages_that_only_kernels_know_need_blocks_of_one_size(folder: Path, case: str, other: int, said: str) -> None:
+def test_pages_that_only_kernels_know_need_blocks_of_one_size(
+    configuration: Path, case: str, other: int, said: str
+) -> None:
     truth = _truth(case, 256)
-    pair = build(folder, case, 1), build(folder, case, 1, block=other)
+    pair = build(configuration, case, 1), build(configuration, case, 1, block=other)
     with sides(*pair) as (sources, targets):
         tables = [tables_of(each.cache, truth, 1) for (each,) in (sources, targets)]
         with pytest.raises(StatelinkError, match=f"(?s){said}"):
@@ -189,10 +184,12 @@ def test_pages_that_only_kernels_know_need_blocks_of_one_size(folder: Path, case
 
 
 @pytest.mark.parametrize(("case", "other"), [("MiniMax-M3 with EAGLE", 64), ("a draft model with other heads", 32)])
-def test_pages_whose_rows_are_known_move_between_blocks_of_two_sizes(folder: Path, case: str, other: int) -> None:
+def test_pages_whose_rows_are_known_move_between_blocks_of_two_sizes(
+    configuration: Path, case: str, other: int
+) -> None:
     tokens = 200
     truth = _truth(case, tokens)
-    with sides(build(folder, case, 1), build(folder, case, 1, block=other)) as ((source,), (target,)):
+    with sides(build(configuration, case, 1), build(configuration, case, 1, block=other)) as ((source,), (target,)):
         ours, theirs = tables_of(source.cache, truth, 1), tables_of(target.cache, truth, 2)
         hand([source], [target], tokens, 0, ours, theirs)
         layers = [
@@ -209,10 +206,10 @@ def test_pages_whose_rows_are_known_move_between_blocks_of_two_sizes(folder: Pat
                 assert torch.equal(a, b), (layer, token)
 
 
-def test_a_draft_model_that_one_side_lacks_is_refused_by_name(folder: Path) -> None:
+def test_a_draft_model_that_one_side_lacks_is_refused_by_name(configuration: Path) -> None:
     for one, other in (("DSA", "DSA with shared indices and MTP"), ("MiniMax-M3 with EAGLE", "MiniMax-M3")):
         truth = _truth(one, 64)
-        with sides(build(folder, one, 1), build(folder, other, 1)) as (sources, targets):
+        with sides(build(configuration, one, 1), build(configuration, other, 1)) as (sources, targets):
             tables = [tables_of(each.cache, truth, 1) for (each,) in (sources, targets)]
             with pytest.raises(StatelinkError, match=r"component draft\.kv \(type kv\)"):
                 hand(sources, targets, 64, 0, *tables)

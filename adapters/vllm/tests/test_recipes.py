@@ -10,7 +10,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.models import make_configuration
 from support.planned import plan
 from support.recipes import ROLES, Recipe, config_of, model_of, parsed, read
 from vllm.config import KVTransferConfig
@@ -36,13 +35,7 @@ REFUSED = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made: Path = make_configuration(tmp_path_factory.mktemp("recipes"))
-    return made
-
-
-@pytest.fixture(scope="module")
-def refused(folder: Path) -> dict[str, int]:
+def refused(configuration: Path) -> dict[str, int]:
     """How many recipes each reason refuses."""
     register()
     found: Counter[str] = Counter()
@@ -50,19 +43,19 @@ def refused(folder: Path) -> dict[str, int]:
     for recipe in read():
         key = repr(recipe)
         if key not in known:
-            known[key] = _why(recipe, folder)
+            known[key] = _why(recipe, configuration)
         found[known[key]] += recipe.number
     del found[""]
     return dict(found)
 
 
-def _why(recipe: Recipe, folder: Path) -> str:
+def _why(recipe: Recipe, configuration: Path) -> str:
     """Why a recipe is refused; empty if it is not."""
     sides = [parsed(flags) for flags in recipe.sides]
     try:
         for args in sides:
             _check(args)
-        match(*(_inventories(role, recipe.model, args, folder) for role, args in zip(ROLES, sides, strict=True)))
+        match(*(_inventories(role, recipe.model, args, configuration) for role, args in zip(ROLES, sides, strict=True)))
     except (StatelinkError, ValueError) as error:
         return str(error)
     return ""
@@ -85,11 +78,11 @@ def _check(args: Any) -> None:
                 raise ValueError(f"{each.kv_connector} does not support sleep mode")
 
 
-def _inventories(role: str, model: str, args: Any, folder: Path) -> list[Any]:
+def _inventories(role: str, model: str, args: Any, configuration: Path) -> list[Any]:
     planned, width = model_of(model, args)
     made = []
     for rank in range(width):
-        cache, known = plan(folder, planned, rank, width)
+        cache, known = plan(configuration, planned, rank, width)
         components, _ = describe_cache(cache.config, cache.tensors, known)
         made.append(state.describe(role, components, rank=rank, ranks=width, axes={"tp": (rank, width)}))
     return made
@@ -110,9 +103,9 @@ def test_a_flag_that_vllm_does_not_know_is_found() -> None:
         parsed({"a-flag-of-no-version": 1})
 
 
-def test_servers_that_differ_do_not_fit(folder: Path) -> None:
+def test_servers_that_differ_do_not_fit(configuration: Path) -> None:
     """So that a recipe could be refused at all."""
     recipe = next(each for each in read() if each.model == "DeepSeek-V4")
     flags = {**recipe.sides[0], "speculative-config": '{"method": "mtp", "num_speculative_tokens": 1}'}
     other = {key: value for key, value in flags.items() if key != "speculative-config"}
-    assert "draft." in _why(Recipe(1, recipe.model, (flags, other)), folder)
+    assert "draft." in _why(Recipe(1, recipe.model, (flags, other)), configuration)

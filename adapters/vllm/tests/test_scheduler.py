@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.engines import PREFILL
-from support.models import make_configuration
 from support.simulated_engine import SimulatedEngine, tokens_of
 from support.simulated_pair import STREAMS, SimulatedPair, pair_of
 
@@ -18,14 +17,8 @@ pytestmark = pytest.mark.smoke
 PROMPT = STREAMS[0][:20]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made: Path = make_configuration(tmp_path_factory.mktemp("configuration"))
-    return made
-
-
-def pair_for(model: Path, *kinds: str) -> SimulatedPair:
-    return pair_of(model, kinds or ("full",), blocks=(4, 4), spare=(30, 30))
+def pair_for(configuration: Path, *kinds: str) -> SimulatedPair:
+    return pair_of(configuration, kinds or ("full",), blocks=(4, 4), spare=(30, 30))
 
 
 def answers(engine: SimulatedEngine, *names: str) -> list[Any]:
@@ -36,8 +29,8 @@ def answers(engine: SimulatedEngine, *names: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("said", ["text", "", 7, 0, True, False, ["x"], []])
-def test_what_is_no_object_is_a_request_without_wishes(model: Path, said: Any) -> None:
-    engine = pair_for(model).engines[0]
+def test_what_is_no_object_is_a_request_without_wishes(configuration: Path, said: Any) -> None:
+    engine = pair_for(configuration).engines[0]
     engine.add("r", PROMPT, 4, said)
     (answer,) = answers(engine, "r")
     assert engine.ended["r"].tokens == tokens_of(PROMPT, 4)
@@ -45,9 +38,9 @@ def test_what_is_no_object_is_a_request_without_wishes(model: Path, said: Any) -
     engine.check_settled()
 
 
-def test_workers_get_none_of_it(model: Path) -> None:
+def test_workers_get_none_of_it(configuration: Path) -> None:
     """Somebody else may hold what the client wrote, such as another answer to the same prompt. It stays as it is."""
-    engine = pair_for(model).engines[0]
+    engine = pair_for(configuration).engines[0]
     said = {**PREFILL, "often": [[[[]]]]}
     engine.add("r", PROMPT, 1, said)
     (new,) = engine.scheduler.schedule().scheduled_new_reqs
@@ -55,8 +48,8 @@ def test_workers_get_none_of_it(model: Path) -> None:
     assert said == {**PREFILL, "often": [[[[]]]]}
 
 
-def test_the_first_of_several_answers_sends_and_all_say_the_same(model: Path) -> None:
-    pair = pair_for(model)
+def test_the_first_of_several_answers_sends_and_all_say_the_same(configuration: Path) -> None:
+    pair = pair_for(configuration)
     names = [f"{number}_cmpl-a-0-0123abcd" for number in range(3)]
     for name in names:
         pair.engines[0].add(name, PROMPT, 1, PREFILL)
@@ -72,8 +65,8 @@ def test_the_first_of_several_answers_sends_and_all_say_the_same(model: Path) ->
     assert len(pair.network.rooms["receive"]) == 1
 
 
-def test_the_first_of_a_list_of_prompts_is_sent(model: Path) -> None:
-    pair = pair_for(model)
+def test_the_first_of_a_list_of_prompts_is_sent(configuration: Path) -> None:
+    pair = pair_for(configuration)
     names = [f"cmpl-a-{number}-0123abcd" for number in range(3)]
     prompts = [STREAMS[number % 2][: 20 - number] for number in range(3)]
     for name, prompt in zip(names, prompts, strict=True):
@@ -88,8 +81,8 @@ def test_the_first_of_a_list_of_prompts_is_sent(model: Path) -> None:
     assert found == [tokens_of(prompt, 4) for prompt in prompts]
 
 
-def test_prefill_says_why_a_prompt_has_no_state_for_decode(model: Path) -> None:
-    engine = pair_for(model, "recurrent", "full").engines[0]
+def test_prefill_says_why_a_prompt_has_no_state_for_decode(configuration: Path) -> None:
+    engine = pair_for(configuration, "recurrent", "full").engines[0]
     engine.add("r", PROMPT[:1], 1, PREFILL)
     (answer,) = answers(engine, "r")
     assert "no state that decode can use" in answer["refused"]

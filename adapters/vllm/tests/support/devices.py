@@ -46,6 +46,9 @@ class Event:
     def query(self) -> bool:
         return True
 
+    def elapsed_time(self, other: Event) -> float:
+        return 1.0
+
 
 def install() -> None:
     """Put all of it in place. Called once in a process, after vLLM was imported."""

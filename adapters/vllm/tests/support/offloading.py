@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import shutil
-from typing import TYPE_CHECKING, Any
+import os
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from .devices import Event, Stream
 
 __all__ = ["install", "plugin_folder"]
 
@@ -22,35 +22,8 @@ def plugin_folder(folder: Path) -> dict[str, str]:
     made = folder / "stand_in_for_offloading-1.dist-info"
     made.mkdir(parents=True)
     (made / "METADATA").write_text("Metadata-Version: 2.1\nName: stand-in-for-offloading\nVersion: 1\n")
-    (made / "entry_points.txt").write_text("[vllm.general_plugins]\noffloading = stand_in_for_offloading:install\n")
-    shutil.copy(__file__, folder / "stand_in_for_offloading.py")
-    return {"PYTHONPATH": str(folder)}
-
-
-class Stream:
-    """Whatever is asked of it is done already."""
-
-    def wait_stream(self, other: Any) -> None: ...
-
-    def wait_event(self, event: Any) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-
-class Event:
-    """The same."""
-
-    def __init__(self, **options: Any) -> None: ...
-
-    def record(self, stream: Any = None) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, other: Any) -> float:
-        return 1.0
+    (made / "entry_points.txt").write_text("[vllm.general_plugins]\noffloading = support.offloading:install\n")
+    return {"PYTHONPATH": os.pathsep.join((str(folder), str(Path(__file__).parents[1])))}
 
 
 class Torch:

@@ -130,6 +130,23 @@ def test_a_block_without_the_tokens_in_front_of_a_window_serves_no_other_request
 
 
 @pytest.mark.parametrize("ranks", [(1, 1), (2, 2)])
+def test_tokens_behind_a_window_do_not_stand_in_for_those_in_front_of_it(
+    configuration: Path, ranks: tuple[int, int]
+) -> None:
+    """Of tokens 24 to 35, those from 26 to 33 come. A shorter prompt with this beginning needs 25, too."""
+    pair = pair_of(configuration, ("window",), blocks=(2, 4), spare=(9, 9), ranks=ranks)
+    lengths = {pair.request(0, 34): 34}
+    pair.settle()
+    lengths[pair.request(0, 32)] = 32
+    pair.settle()
+    moved = {lengths[pair.engines[1].rooms[room.room]]: room for room in pair.network.rooms["receive"]}
+    assert {length: room.prefix for length, room in moved.items()} == {34: 0, 32: 0}
+    (component,) = moved[34].link.inventory.components
+    held = sum(buffer.layout.held for buffer in component.buffers)  # four tokens
+    assert moved[34].report.moved[component.name].nbytes == 2 * held
+
+
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 2)])
 def test_a_block_in_which_an_attention_chunk_begins_serves_other_requests(
     configuration: Path, ranks: tuple[int, int]
 ) -> None:

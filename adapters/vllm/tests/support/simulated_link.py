@@ -307,7 +307,7 @@ class Network:
     def parts(source: SimulatedRoom, target: SimulatedRoom) -> Iterator[tuple[Component, int, int]]:
         theirs = {each.name: each for each in source.link.inventory.components}
         for component in target.link.inventory.components:
-            item = sum(buffer.layout.nbytes for buffer in component.buffers)
+            item = sum(buffer.layout.held for buffer in component.buffers)
             if not component.page:
                 target.nbytes[component.name] = item
                 yield component, 0, 1

@@ -228,6 +228,25 @@ def test_an_answer_that_decode_gets_twice_is_taken_once(pair: ServerPair) -> Non
     check(pair)
 
 
+@pytest.mark.smoke
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.shows("two servers: a request of any content ends at most itself")
+def test_prefill_keeps_the_state_for_the_request_with_its_cache_salt(pair: ServerPair, path: str) -> None:
+    """Decode takes the answer for another request's where the salt is missing, and does not end that request."""
+    prompt, expected = PROMPTS[2], pair.prefill.complete(PROMPTS[2], 4).tokens
+    salted = {**pair.prefill.body(prompt, 1, dict(PREFILL)), **THREE, "cache_salt": "one"}
+    if path == CHAT:
+        salted["messages"] = [{"role": "user", "content": " ".join(f"t{token}" for token in salted.pop("prompt"))}]
+    params = pair.prefill.ask(path, salted).body["kv_transfer_params"]
+    before = len(pair.decode.logged())
+    assert pair.decode.complete(prompt, 4, params).tokens == expected
+    assert "prefill's answer is for another request" in pair.decode.logged()[before:]
+    counted = sum(pair.decode.metric("vllm:statelink_transfer_bytes_count"))
+    assert pair.decode.ask(COMPLETIONS, {**pair.decode.body(prompt, 4, params), "cache_salt": "one"}).tokens == expected
+    pair.decode.wait_counted("vllm:statelink_transfer_bytes_count", counted + 1)
+    check(pair)
+
+
 def tokens_of(answer: Answer) -> list[list[int]]:
     assert answer.status == 200, answer
     return [choice["token_ids"] for choice in answer.body["choices"]]
@@ -283,14 +302,20 @@ def test_a_request_of_any_content_ends_at_most_itself(pair: ServerPair) -> None:
             return
         assert answer.status < 500 or "vllm_xargs" in shape or "\\ud" in json.dumps(params), answer
         if answer.status == 200:
-            handed_on(pair, answer, TEXT if path == CHAT else shape["prompt"], alone, body.get("echo", False))
+            handed_on(pair, answer, TEXT if path == CHAT else shape["prompt"], alone, body)
 
     ask()
     check(pair)
 
 
-def handed_on(pair: ServerPair, answer: Answer, prompt: Any, alone: dict[int, list[int]], echo: bool) -> None:
-    """Check the tokens, and hand what prefill answered to decode."""
+def handed_on(
+    pair: ServerPair, answer: Answer, prompt: Any, alone: dict[int, list[int]], asked: dict[str, Any]
+) -> None:
+    """Check the tokens, and hand what prefill answered to decode, with all that says which request was asked for.
+
+    A cache salt does: decode takes prefill's answer to a request with another salt for another request's. It must not
+    end that request, so prefill would hold its blocks until its ``deadline``.
+    """
     if isinstance(answer.body, str):  # a stream
         chunks = [json.loads(line[6:]) for line in answer.body.splitlines() if line.startswith("data: {")]
         found = [each.get("kv_transfer_params") for each in chunks]
@@ -298,8 +323,9 @@ def handed_on(pair: ServerPair, answer: Answer, prompt: Any, alone: dict[int, li
         chunks, found = [], [answer.body.get("kv_transfer_params")]
     first = PROMPTS[2] if isinstance(prompt, str) else prompt[0] if isinstance(prompt[0], list) else prompt
     expected = alone[len(first)]
-    if not chunks and not echo:
+    if not chunks and not asked.get("echo"):
         tokens = answer.body["choices"][0]["token_ids"]
         assert tokens == expected[: len(tokens)]
     for params in {json.dumps(each): each for each in found if each and each["do_remote_prefill"]}.values():
-        assert pair.decode.complete(first, 4, params).tokens == expected
+        salt = {"cache_salt": asked["cache_salt"]} if "cache_salt" in asked else {}
+        assert pair.decode.ask(COMPLETIONS, {**pair.decode.body(first, 4, params), **salt}).tokens == expected

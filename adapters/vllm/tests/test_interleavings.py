@@ -77,6 +77,16 @@ def test_a_failed_request_does_not_wait_for_blocks_of_those_that_wait_behind_it(
     assert [target.ended[name].why for name in pair.requests] == ["length", "length"]
 
 
+def test_requests_that_are_received_do_not_wait_for_each_others_blocks(configuration: Path) -> None:
+    """Each needs a block of each group for its last token. vLLM reserves only that of the layers without a window."""
+    kinds = ("window", "window", "full")
+    pair = pair_of(configuration, kinds, blocks=(2, 2), spare=(30, 47 - 1 - len(kinds) * 20))
+    for stream, length in ((0, 35), (1, 33)):
+        pair.request(stream, length)
+    pair.settle()
+    assert [pair.engines[1].ended[name].why for name in pair.requests] == ["length", "length"]
+
+
 def test_prefill_keeps_the_state_of_a_request_that_waits_for_blocks(configuration: Path) -> None:
     """Decode has blocks for one request. It asks prefill to keep the other's state until it has blocks for that."""
     pair = pair_of(configuration, ("full",), blocks=(4, 4), spare=(30, 0))

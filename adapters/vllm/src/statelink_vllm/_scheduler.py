@@ -74,6 +74,8 @@ class SchedulerSide:
         """Requests whose last tokens were left out."""
         self._leases = Leases(options.link.deadline)
         self._loading: dict[str, _Loading] = {}
+        self._begun: dict[str, Any] = {}
+        """Requests that have blocks to be received, until they are computed or have failed."""
         self._lacking: dict[str, set[int]] = {}
         """Per request that is received, blocks that lack tokens in front of a window, as far as ranks have said."""
         self._manager: Any = None
@@ -172,22 +174,61 @@ class SchedulerSide:
 
     # Decode.
 
-    def matched(self, request: Any, computed: int) -> tuple[int, bool]:
-        """How many tokens can be received beyond the ``computed`` ones. Called again while the request waits."""
+    def matched(self, request: Any, computed: int) -> tuple[int | None, bool]:
+        """How many tokens can be received beyond the ``computed`` ones. Called again while the request waits.
+
+        ``None``: vLLM has to ask again, when there are more free blocks.
+        """
         if self._source(request) is None:
             return 0, False
         count = self.tokens(request.num_prompt_tokens) - computed
         if self._left_out and request.num_prompt_tokens <= self._left_out:
             count = 0
-        return (count, True) if count > 0 else (0, False)
+        if count <= 0:
+            return 0, False
+        return (count, True) if self._fits(request, computed) else (None, False)
+
+    def _fits(self, request: Any, computed: int) -> bool:
+        """Whether each request that is received, and this one, finds blocks for the rest of its prompt.
+
+        vLLM reserves too few for that where there are windows: it counts at most the blocks of a window, also where a
+        request holds these and needs further ones. A received request then waits for blocks that others hold, and vLLM
+        looks at none behind it, so that all of them would wait for each other.
+        """
+        if not self._begun or not self._left_out:  # all that is left to compute then has its blocks
+            return True
+        needed = sum(
+            self._rest(each, each.num_computed_tokens, each.num_computed_tokens) for each in self._begun.values()
+        )
+        needed += self._rest(request, computed, self.tokens(request.num_prompt_tokens))
+        free: int = self._manager.block_pool.get_num_free_blocks()
+        return needed <= free
+
+    def _rest(self, request: Any, local: int, computed: int) -> int:
+        """Blocks that a request needs to compute the rest of its prompt, besides those that it holds."""
+        manager = self._manager
+        tokens = min(request.num_tokens, manager.max_model_len)
+        found: int = manager.coordinator.get_num_blocks_to_allocate(
+            request_id=request.request_id,
+            num_tokens=tokens,
+            new_computed_blocks=manager.empty_kv_cache_blocks.blocks,
+            num_encoder_tokens=0,
+            total_computed_tokens=computed,
+            num_local_computed_tokens=local,
+            num_tokens_main_model=tokens,
+            prefill_end=max(request.num_prompt_tokens, request.num_tokens - 1),
+        )
+        return found
 
     def allocated(self, request: Any, blocks: Any, external: int) -> None:
         """A request has its blocks. Called again after the state was received, and after a preemption."""
         source = self._taken(request)
         if source is None:
+            self._begun.pop(request.request_id, None)
             return
         name, tokens = request.request_id, self.tokens(request.num_prompt_tokens)
         if external > 0:
+            self._begun[name] = request
             tables = self._cache.select_transfer_block_ids(blocks.get_block_ids())
             self._next.receive[name] = Receive(
                 *source,
@@ -227,6 +268,7 @@ class SchedulerSide:
         self._cut.discard(name)
         source = self._taken(request)
         self._wanted.pop(name, None)
+        self._begun.pop(name, None)
         content, given_up = self.early.ended(name)
         if source is not None:  # it never got blocks
             count = self.tokens(request.num_prompt_tokens)
@@ -304,6 +346,7 @@ class SchedulerSide:
         if request.is_finished():
             return False
         if failed:
+            self._begun.pop(name, None)
             self.retries.add(request)
         elif lacking:
             # vLLM is about to keep its full blocks for other requests. It does so here, and these are taken out again.
@@ -314,7 +357,9 @@ class SchedulerSide:
     @property
     def settled(self) -> bool:
         """Whether nothing is left of any request."""
-        nothing = not (self.busy or self._wanted or self._leases or self._loading or self._cut or self._lacking)
+        nothing = not (
+            self.busy or self._wanted or self._leases or self._loading or self._cut or self._lacking or self._begun
+        )
         return nothing and self.early.settled
 
     @property

@@ -8,6 +8,7 @@ import pytest
 from engine_processes import running
 from support.engines import PREFILL, Pair, prompt_of
 from support.families import FAMILIES
+from support.models import regret
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,6 +28,9 @@ EXPECTED = {
     "LFM2": "mamba",
 }
 """A part of what an engine says that it moves."""
+
+EXACT = {"gpt-oss", "Jamba", "LFM2"}
+"""Families whose tokens with the stand-ins are those of `transformers`."""
 
 
 @pytest.fixture(scope="session")
@@ -69,6 +73,10 @@ def test_the_tokens_are_those_of_one_engine(family: str, families: Any, tmp_path
     with running(Pair(tmp_path, families(family), config, policy="fail", dtype=dtype)) as pair:
         assert EXPECTED[family] in pair.prefill.logged()
         some(pair, (1, 7, 33, 64, 100, 333))
+        for length in (1, 33, 333):
+            prompt = prompt_of(length, length)
+            if family in EXACT:
+                assert regret(families(family), prompt, pair.alone(prompt)) < 1e-3, length
         one, other = prompt_of(5, 100), prompt_of(6, 100)
         with pair.prefill.blind(), pair.decode.blind():
             first = pair.prefill.run("swapped", one, 1, dict(PREFILL))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -110,3 +112,28 @@ def save(folder: Path, model: Any) -> Path:
                 parameter.normal_(1.0, 0.1, generator=generator)
     model.float().save_pretrained(folder)
     return folder
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(folder: Path) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    return model.eval()
+
+
+def regret(folder: Path, prompt: Sequence[int], tokens: Sequence[int]) -> float:
+    """How much worse these tokens are than the best ones, by the model's own code in `transformers`, in float32.
+
+    Each token is looked at behind the prompt and the tokens before it. Zero: each has the highest logit of all. One: at
+    worst, a token's logit is a standard deviation of all logits below the highest, which it is for wrong state or a
+    wrong kernel.
+    """
+    import torch
+
+    with torch.no_grad():
+        logits = _loaded(folder)(torch.tensor([[*prompt, *tokens]]), use_cache=False).logits[0]
+    behind = logits[len(prompt) - 1 : -1]
+    taken = behind[torch.arange(len(tokens)), torch.tensor(tokens)]
+    return float(((behind.max(dim=1).values - taken) / behind.std(dim=1)).max())

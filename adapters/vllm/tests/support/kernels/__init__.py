@@ -2,8 +2,8 @@
 
 `cpu_kernels` beside this has those of dense attention and Mamba2, which every process of an ordinary server loads.
 Tests compare two engines with one, and all of them have these kernels: they show that state arrives. The oracle of the
-kernels is `transformers`: with gpt-oss, Jamba and LFM2, each token is its best one. The models of other families are
-not compared: Qwen3-Next computes in bf16. DeepSeek V3 without experts agrees, and with experts it takes other tokens.
+kernels is `transformers`: each token of a family is its best one. Qwen3-Next is not compared, because it computes in
+bf16.
 """
 
 from __future__ import annotations

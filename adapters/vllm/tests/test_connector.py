@@ -53,6 +53,7 @@ def config_of(lookahead: int = 0, stages: int = 1, width: int = 1, **model: Any)
         compilation_config=SimpleNamespace(static_forward_context={"model.layers.0.attn": layer}),
         speculative_config=None,
         num_prefill_lookahead_tokens=lookahead,
+        num_speculative_tokens=0,
     )
 
 

@@ -87,6 +87,25 @@ def test_requests_that_are_received_do_not_wait_for_each_others_blocks(configura
     assert [pair.engines[1].ended[name].why for name in pair.requests] == ["length", "length"]
 
 
+def test_a_short_request_does_not_overtake_one_that_waits_for_blocks(configuration: Path) -> None:
+    """Else a stream of short ones would keep the blocks for which the long one waits."""
+    kinds = ("window", "window", "full")
+    pair = pair_of(configuration, kinds, blocks=(2, 2), spare=(60, 47 - 1 - len(kinds) * 20))
+    target = pair.engines[1]
+    for stream, length in ((0, 35), (1, 33), (1, 5)):
+        pair.request(stream, length)
+    for _ in range(100):
+        for engine in pair.engines:
+            engine.step()
+        pair.route()
+    assert len(target.scheduler.requests) == 3
+    assert len(pair.network.rooms["receive"]) == 1
+    pair.settle()
+    assert [pair.requests[target.rooms[each.room]].prompt for each in pair.network.rooms["receive"][:2]] == [
+        pair.requests[name].prompt for name in ("r0", "r1")
+    ]
+
+
 def test_prefill_keeps_the_state_of_a_request_that_waits_for_blocks(configuration: Path) -> None:
     """Decode has blocks for one request. It asks prefill to keep the other's state until it has blocks for that."""
     pair = pair_of(configuration, ("full",), blocks=(4, 4), spare=(30, 0))

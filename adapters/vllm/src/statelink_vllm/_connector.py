@@ -71,7 +71,9 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
             at_least = 1 if self._local or kv_cache_config.has_mamba_layers else 0
             left_out = max(at_least, vllm_config.num_prefill_lookahead_tokens - 1)
             early = blocks_of_early_groups(kv_cache_config, vllm_config)
-            self._scheduler = SchedulerSide(self._options, transfer.engine_id, kv_cache_config, left_out, early)
+            drafts = vllm_config.num_speculative_tokens
+            beyond = 1 + drafts + vllm_config.num_lookahead_tokens if drafts else 0  # as vLLM's scheduler counts
+            self._scheduler = SchedulerSide(self._options, transfer.engine_id, kv_cache_config, left_out, beyond, early)
 
     # What vLLM asks of the class.
 

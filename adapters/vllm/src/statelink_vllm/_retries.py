@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ._admission import blocks_needed
+
 __all__ = ["Retries"]
 
 
@@ -37,29 +39,12 @@ class Retries:
         left = self._manager.block_pool.get_num_free_blocks() if self._waiting else 0
         found = set()
         for name, request in list(self._waiting.items()):
-            needed = self._needed(request)
+            needed = blocks_needed(self._manager, request, capped=True)  # if vLLM's cache has nothing of it
             if needed <= left:
                 left -= needed
                 found.add(name)
                 del self._waiting[name]
         return found
-
-    def _needed(self, request: Any) -> int:
-        """Blocks that vLLM needs to begin with the request, if its cache has none of the request's tokens."""
-        manager = self._manager
-        tokens = min(request.num_tokens, manager.max_model_len)
-        needed: int = manager.coordinator.get_num_blocks_to_allocate(
-            request_id=request.request_id,
-            num_tokens=tokens,
-            new_computed_blocks=manager.empty_kv_cache_blocks.blocks,
-            num_encoder_tokens=0,
-            total_computed_tokens=0,
-            num_local_computed_tokens=0,
-            num_tokens_main_model=tokens,
-            apply_admission_cap=True,
-            prefill_end=max(request.num_prompt_tokens, request.num_tokens - 1),
-        )
-        return needed
 
     def __bool__(self) -> bool:
         """Whether any request waits."""

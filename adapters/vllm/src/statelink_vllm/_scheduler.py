@@ -15,6 +15,7 @@ from vllm.v1.request import RequestStatus
 
 from statelink.errors import ConfigError
 
+from ._admission import Admission
 from ._content import content_of_request
 from ._early import EarlyChunks
 from ._held import HeldBlocks
@@ -57,10 +58,13 @@ class SchedulerSide:
         engine_id: The name of this instance.
         cache: vLLM's ``KVCacheConfig``.
         left_out: How many of a prompt's last tokens prefill does not compute; see `tokens`.
+        beyond: Tokens behind a request's own for which vLLM reserves blocks, for drafts.
         early: What `blocks_of_early_groups` returned.
     """
 
-    def __init__(self, options: Options, engine_id: str, cache: Any, left_out: int, early: Mapping[int, int]) -> None:
+    def __init__(
+        self, options: Options, engine_id: str, cache: Any, left_out: int, beyond: int, early: Mapping[int, int]
+    ) -> None:
         self._options = options
         self._engine_id = engine_id
         self._cache = cache
@@ -74,13 +78,12 @@ class SchedulerSide:
         """Requests whose last tokens were left out."""
         self._leases = Leases(options.link.deadline)
         self._loading: dict[str, _Loading] = {}
-        self._begun: dict[str, Any] = {}
-        """Requests that have blocks to be received, until they are computed or have failed."""
         self._lacking: dict[str, set[int]] = {}
         """Per request that is received, blocks that lack tokens in front of a window, as far as ranks have said."""
         self._manager: Any = None
         self.held = HeldBlocks()
         self.retries = Retries()
+        self._admission = Admission(beyond)
         self.early = EarlyChunks(early, cache)
 
     def bind(self, manager: Any) -> None:
@@ -89,6 +92,7 @@ class SchedulerSide:
         self.held.bind(manager.block_pool)
         self.early.bind(manager.block_pool)
         self.retries.bind(manager)
+        self._admission.bind(manager)
 
     def set_addresses(self, found: Mapping[tuple[int, int], Any]) -> None:
         """Take the address of each worker's link, by pipeline stage and rank of tensor parallelism.
@@ -186,49 +190,20 @@ class SchedulerSide:
             count = 0
         if count <= 0:
             return 0, False
-        return (count, True) if self._fits(request, computed) else (None, False)
-
-    def _fits(self, request: Any, computed: int) -> bool:
-        """Whether each request that is received, and this one, finds blocks for the rest of its prompt.
-
-        vLLM reserves too few for that where there are windows: it counts at most the blocks of a window, also where a
-        request holds these and needs further ones. A received request then waits for blocks that others hold, and vLLM
-        looks at none behind it, so that all of them would wait for each other.
-        """
-        if not self._begun or not self._left_out:  # all that is left to compute then has its blocks
-            return True
-        needed = sum(
-            self._rest(each, each.num_computed_tokens, each.num_computed_tokens) for each in self._begun.values()
-        )
-        needed += self._rest(request, computed, self.tokens(request.num_prompt_tokens))
-        free: int = self._manager.block_pool.get_num_free_blocks()
-        return needed <= free
-
-    def _rest(self, request: Any, local: int, computed: int) -> int:
-        """Blocks that a request needs to compute the rest of its prompt, besides those that it holds."""
-        manager = self._manager
-        tokens = min(request.num_tokens, manager.max_model_len)
-        found: int = manager.coordinator.get_num_blocks_to_allocate(
-            request_id=request.request_id,
-            num_tokens=tokens,
-            new_computed_blocks=manager.empty_kv_cache_blocks.blocks,
-            num_encoder_tokens=0,
-            total_computed_tokens=computed,
-            num_local_computed_tokens=local,
-            num_tokens_main_model=tokens,
-            prefill_end=max(request.num_prompt_tokens, request.num_tokens - 1),
-        )
-        return found
+        # With nothing left out, all that is left to compute has its blocks.
+        if self._left_out and not self._admission.fits(request, computed, computed + count):
+            return None, False
+        return count, True
 
     def allocated(self, request: Any, blocks: Any, external: int) -> None:
         """A request has its blocks. Called again after the state was received, and after a preemption."""
         source = self._taken(request)
         if source is None:
-            self._begun.pop(request.request_id, None)
+            self._admission.end(request.request_id)
             return
         name, tokens = request.request_id, self.tokens(request.num_prompt_tokens)
         if external > 0:
-            self._begun[name] = request
+            self._admission.begin(request)
             tables = self._cache.select_transfer_block_ids(blocks.get_block_ids())
             self._next.receive[name] = Receive(
                 *source,
@@ -268,7 +243,7 @@ class SchedulerSide:
         self._cut.discard(name)
         source = self._taken(request)
         self._wanted.pop(name, None)
-        self._begun.pop(name, None)
+        self._admission.end(name)
         content, given_up = self.early.ended(name)
         if source is not None:  # it never got blocks
             count = self.tokens(request.num_prompt_tokens)
@@ -314,6 +289,7 @@ class SchedulerSide:
             output: vLLM's ``SchedulerOutput`` of the step.
         """
         self._next.idle = not output.total_num_scheduled_tokens
+        self._admission.next_step()
         self.early.plan(output, self._next)
         self._next.again |= self.retries.ready()
         self._next.keep = self._leases.take()
@@ -346,7 +322,7 @@ class SchedulerSide:
         if request.is_finished():
             return False
         if failed:
-            self._begun.pop(name, None)
+            self._admission.end(name)
             self.retries.add(request)
         elif lacking:
             # vLLM is about to keep its full blocks for other requests. It does so here, and these are taken out again.
@@ -357,10 +333,8 @@ class SchedulerSide:
     @property
     def settled(self) -> bool:
         """Whether nothing is left of any request."""
-        nothing = not (
-            self.busy or self._wanted or self._leases or self._loading or self._cut or self._lacking or self._begun
-        )
-        return nothing and self.early.settled
+        nothing = not (self.busy or self._wanted or self._leases or self._loading or self._cut or self._lacking)
+        return nothing and not self._admission and self.early.settled
 
     @property
     def busy(self) -> bool:

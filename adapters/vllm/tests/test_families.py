@@ -73,10 +73,9 @@ def test_the_tokens_are_those_of_one_engine(family: str, families: Any, tmp_path
     with running(Pair(tmp_path, families(family), config, policy="fail", dtype=dtype)) as pair:
         assert EXPECTED[family] in pair.prefill.logged()
         some(pair, (1, 7, 33, 64, 100, 333))
-        for length in (1, 33, 333):
+        for length in (1, 33, 333) if family in EXACT else ():
             prompt = prompt_of(length, length)
-            if family in EXACT:
-                assert regret(families(family), prompt, pair.alone(prompt)) < 1e-3, length
+            assert regret(families(family), prompt, pair.alone(prompt)) < 1e-3, length
         one, other = prompt_of(5, 100), prompt_of(6, 100)
         with pair.prefill.blind(), pair.decode.blind():
             first = pair.prefill.run("swapped", one, 1, dict(PREFILL))

@@ -44,8 +44,12 @@ def deepseek_v3(folder: Path) -> Path:
     """The same with compressed queries, and experts in groups."""
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
-    more: dict[str, Any] = {"norm_topk_prob": True, "num_nextn_predict_layers": 0, "topk_method": "noaux_tc"}
-    more["scoring_func"] = "sigmoid"  # vLLM looks for it, and the class of transformers always does so
+    more: dict[str, Any] = {
+        "norm_topk_prob": True,
+        "num_nextn_predict_layers": 0,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",  # vLLM looks for it; the class of transformers knows nothing else
+    }
     config = DeepseekV3Config(**LATENT, q_lora_rank=64, n_routed_experts=8, n_group=2, **more)
     return save(folder, DeepseekV3ForCausalLM(config))
 

@@ -126,9 +126,8 @@ def _loaded(folder: Path) -> Any:
 def regret(folder: Path, prompt: Sequence[int], tokens: Sequence[int]) -> float:
     """How much worse these tokens are than the best ones, by the model's own code in `transformers`, in float32.
 
-    Each token is looked at behind the prompt and the tokens before it. Zero: each has the highest logit of all. One: at
-    worst, a token's logit is a standard deviation of all logits below the highest, which it is for wrong state or a
-    wrong kernel.
+    Each token is looked at behind the prompt and the tokens before it: how far its logit is below the highest, in
+    standard deviations of all logits. The worst of them counts. Zero: each token has the highest logit.
     """
     import torch
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from engine_processes import running
+from support.families import FAMILIES
 from support.models import VOCABULARY, generate, make_llama
 from support.servers import Pair, Posted
 
@@ -21,7 +22,8 @@ pytestmark = pytest.mark.servers
 
 CONFIG = {"backend": "tcp", "verify": "digest"}
 STAGES = ["--pp-size", "2"]
-CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1|0|1"}
+"""The core of each rank of a server. SGLang wants to know it, and takes the first ones of the list."""
 FIRST_LAYERS = "SGLANG_PP_LAYER_PARTITION"
 """SGLang's variable with the number of layers of each stage."""
 
@@ -122,3 +124,15 @@ def test_two_stages_of_both(deep: Path, tmp_path: Path) -> None:
 def test_two_stages_of_prefill_and_two_ranks_of_decode(deep: Path, tmp_path: Path) -> None:
     with _pair(tmp_path, deep, STAGES, ["--tp", "2"]) as pair:
         _right(pair, deep)
+
+
+def test_two_stages_of_two_dp_ranks_of_prefill(tmp_path: Path) -> None:
+    """Four schedulers: each DP rank has two stages, which are an instance of their own. The room says which has it."""
+    model = FAMILIES["deepseek"](tmp_path / "deepseek")
+    ranks = ["--tp", "2", "--dp", "2", "--enable-dp-attention", "--enable-dp-lm-head"]
+    with _pair(tmp_path, model, [*STAGES, *ranks], [], split="1,2") as pair:
+        _right(pair, model)
+        for rank in ("0 of 2 (DP rank 0 of 2)", "1 of 2 (DP rank 1 of 2)"):
+            assert f"of this prefill rank {rank}" in pair.prefill.logged()
+        _storm(pair, model)
+        _flushed(pair)

@@ -195,6 +195,9 @@ def _begin(module: Any, order: _Order, streams: Sequence[int]) -> None:
         sys.stdin = os.fdopen(0)
         os.environ.clear()
         os.environ.update(order.environment)
+        # As in a process that is started alone, which looks at this variable.
+        more = order.environment.get("PYTHONPATH", "").split(os.pathsep)
+        sys.path += [each for each in more if each and each not in sys.path]
         multiprocessing.set_start_method("fork", force=True)
         multiprocessing.set_start_method = _ignore  # engines ask for spawned processes
         module.become(order.arguments)

@@ -1,15 +1,21 @@
-"""Backends that work like another one until they are told to fail; found as any installed package's are."""
+"""Backends that work like another one until they are told to fail; found as any installed package's are.
+
+A process is told by calls of `plan` and `heal`, or, if it is an engine's, by a file: see `ORDERS`.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
+import json
 import os
 import signal
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statelink.backend import Backend, Batch, Probe, Side, Transfer
@@ -18,6 +24,14 @@ from statelink.registry import load_backend
 
 if TYPE_CHECKING:
     from statelink.state import Region
+
+
+ORDERS = "STATELINK_FAULTS"
+"""A variable that names a folder. There, a process looks for a file whose name is its number, takes it away, and makes
+the calls in it: a list of a function's name and its arguments in each line, as JSON. What then happens to a call stands
+in the file with the ending ``.struck``."""
+BLOCKED_SECONDS = 30.0
+"""Seconds for which a call is blocked at most."""
 
 
 class Fault(NamedTuple):
@@ -64,7 +78,34 @@ def struck(what: str) -> int:
     return _struck[what]
 
 
+def _orders() -> Path | None:
+    """The file for this process."""
+    folder = os.environ.get(ORDERS)
+    return Path(folder, str(os.getpid())) if folder else None
+
+
+def _obey() -> None:
+    """Do what the file for this process says. Any thread: only one of them can take the file away."""
+    file = _orders()
+    if file is None:
+        return
+    with contextlib.suppress(FileNotFoundError):
+        for line in file.replace(file.with_suffix(".taken")).read_text().splitlines():
+            name, *arguments = json.loads(line)
+            {"plan": plan, "heal": heal}[name](*arguments)
+
+
 def _due(call: str) -> str:
+    _obey()
+    what = _planned(call)
+    file = _orders()
+    if what and file is not None:
+        with file.with_suffix(".struck").open("a") as struck:
+            struck.write(f"{what}\n")
+    return what
+
+
+def _planned(call: str) -> str:
     for number, fault in enumerate(_faults):
         if fault.call != call:
             continue
@@ -135,7 +176,9 @@ class Faulty(Backend):
                 _hanging.append(Transfer())
                 return _hanging[-1]
             case "block":
-                _gate.wait(30)
+                until = time.monotonic() + BLOCKED_SECONDS
+                while not _gate.wait(0.05) and time.monotonic() < until:
+                    _obey()
             case "slow":
                 time.sleep(0.05)
             case "die":

@@ -173,7 +173,12 @@ class Receiver(Transfer, BaseKVReceiver):
         """SGLang gives the request up: a client has gone, or the prefill server cannot be found."""
         unknown = self._instance is None and self.kv_mgr.why_unknown(self.bootstrap_addr)
         self.fail(self._unknown() if unknown else "SGLang aborted the request")
+        self.conclude_state = FAILED  # also if the state is there, and other pipeline stages still wait for theirs
         self.ensure_abort_notified()
+
+    def overrule(self) -> None:
+        """Another pipeline stage has failed the request. So it fails here, even if the state has come."""
+        self.conclude_state, self._settled = FAILED, None
 
     def clear(self) -> None:
         """SGLang is done with the request. A request for which SGLang has named no memory yet then fails.
@@ -201,16 +206,18 @@ class Receiver(Transfer, BaseKVReceiver):
             self.kv_mgr.declines.decline(self.kv_mgr.link, self.bootstrap_room, each.addresses, why)
 
     def ensure_abort_notified(self, *, force_arm: bool = False) -> None:
-        """Note that SGLang must keep the memory of the request, if it has named any. May be called twice.
+        """Note that SGLang must keep the memory of the request, if it has any. May be called twice.
 
         The link tells prefill that the request has ended.
 
         Args:
-            force_arm: Not used. A room exists exactly if memory was named.
+            force_arm: SGLang has memory for the request. If no room has named it, the request failed before, and
+                nothing writes to the memory. It is kept all the same, because other ranks may have named theirs, and
+                all give it back at the same time.
         """
         if self._receiving is not None and not self.abort_notified:
-            self.abort_notified = True
             self.kv_mgr.hold(self.bootstrap_room, self._receiving)
+        self.abort_notified = self.abort_notified or force_arm or self._receiving is not None
 
     def _unknown(self) -> str:
         why = self.kv_mgr.why_unknown(self.bootstrap_addr)

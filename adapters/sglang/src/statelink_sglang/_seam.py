@@ -32,6 +32,7 @@ HOOKS = "sglang.srt.plugins.hook_registry"
 PREFILL = "sglang.srt.disaggregation.prefill"
 DECODE = "sglang.srt.disaggregation.decode"
 REQUEST = "sglang.srt.managers.schedule_batch"
+STAGES = "sglang.srt.managers.scheduler_pp_mixin"
 
 # fmt: off
 MEMBERS: dict[str, str] = {
@@ -110,6 +111,12 @@ SCHEDULER_CALLS: dict[str, str] = {
     f"{DECODE}:DecodePreallocQueue._resolve_prefill_dp_rank": "self req",
     f"{DECODE}:DecodePreallocQueue._ensure_prefill_info": "self addr_to_reqs",
     f"{DECODE}:DecodePreallocQueue.prefetch_prefill_dp_rank_queries": "self",
+    f"{DECODE}:DecodeTransferQueue.resolve_deferred_releases": "self",
+    f"{STAGES}:SchedulerPPMixin._pp_pd_get_decode_transferred_ids": "self",
+    f"{STAGES}:SchedulerPPMixin._pp_recv_pyobj_from_prev_stage": "self",
+    f"{STAGES}:SchedulerPPMixin.get_rids": "self req_queue is_send poll_statuses_group",
+    f"{STAGES}:SchedulerPPMixin.process_decode_transfer_queue": "self release_rids",
+    f"{UTILS}:all_reduce_flags": "flags group op",
     f"{UTILS}:is_aborted": "req",
     f"{REQUEST}:Req.set_finish_with_abort": "self error_msg status_code err_type",
 }
@@ -138,8 +145,9 @@ SCHEDULER_ATTRIBUTES: dict[str, str] = {
     f"{PREFILL}:PrefillBootstrapQueue": "token_to_kv_pool draft_token_to_kv_pool metadata_buffers scheduler",
     f"{DECODE}:DecodePreallocQueue": "token_to_kv_pool draft_token_to_kv_pool metadata_buffers scheduler "
     "transfer_queue kv_manager",
-    f"{DECODE}:DecodeTransferQueue": "deferred_kv_release_timeout",
-    f"{SCHEDULER}:Scheduler": "model_config req_to_token_pool sliding_window_size",
+    f"{DECODE}:DecodeTransferQueue": "deferred_kv_release_timeout gloo_group queue _deferred_releases",
+    f"{SCHEDULER}:Scheduler": "model_config req_to_token_pool sliding_window_size disagg_decode_transfer_queue "
+    "disagg_decode_prealloc_queue pp_group",
     f"{REQUEST}:Req": "bootstrap_host bootstrap_port bootstrap_room cache_salt disagg_prefill_dp_rank input_embeds "
     "logprob lora_id "
     "multimodal_inputs origin_input_ids output_ids positional_embed_overrides return_logprob sampling_params",

@@ -1,0 +1,107 @@
+"""Hooks on SGLang's loop for pipeline stages of decode: every stage ends a request in the same way, in the same round.
+
+Each stage makes its batches from queues of its own, and waits for the others in every round. So all stages must take a
+request from their queues in the same round and with the same verdict, and give its memory back in the same round. Each
+round, a list goes from the first stage to the last, which completes it. The complete list goes to the first stage, and
+from there to the others.
+
+SGLang's own list has the requests that have ended on every stage, and not how. If a request has failed on one stage
+alone, the other stages compute it, and wait for that one for ever. The first stage passes on only the requests that have
+succeeded there, so later stages keep the others for ever. The list here says how each request has ended, and whose memory
+is free:
+
+- a request fails if it has failed on any stage, and succeeds when it has succeeded on all;
+- the memory of a failed request is given back when nothing writes to it on any stage.
+
+Everything here runs on the scheduler's one thread, on every rank of every stage.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from sglang.srt.disaggregation.utils import all_reduce_flags
+
+from ._transfer import FAILED, SUCCESS
+
+__all__ = ["AROUND", "Ended", "around_list_ended", "around_take_ended"]
+
+
+class Ended(NamedTuple):
+    """What goes from stage to stage: ids of requests that decode's transfer queue has or had.
+
+    Attributes:
+        succeeded: They have succeeded on every stage that the list has passed.
+        failed: They have failed on one of them.
+        free: They failed in an earlier round, and nothing writes to their memory on any of these stages.
+    """
+
+    succeeded: frozenset[str] = frozenset()
+    failed: frozenset[str] = frozenset()
+    free: frozenset[str] = frozenset()
+
+
+def around_list_ended(original: Callable[..., Any], scheduler: Any) -> Any:
+    """Around ``_pp_pd_get_decode_transferred_ids``: take the list of the stage before, and add what this one knows."""
+    if not _moves_state(scheduler):
+        return original(scheduler)
+    first = scheduler.pp_group.is_first_rank
+    before: Ended | None = None if first else scheduler._pp_recv_pyobj_from_prev_stage()
+    queue = scheduler.disagg_decode_transfer_queue
+    succeeded, failed = map(frozenset, scheduler.get_rids(queue.queue, False, [SUCCESS], [FAILED]))
+    free = _free(queue, scheduler.disagg_decode_prealloc_queue.kv_manager)
+    if before is None:
+        return Ended(succeeded, failed, free)
+    return Ended(before.succeeded & succeeded, before.failed | failed, before.free & free)
+
+
+def around_take_ended(original: Callable[..., Any], scheduler: Any, release_rids: Any) -> Any:
+    """Around ``process_decode_transfer_queue``: do what the complete list says. Returns what later stages have to do.
+
+    SGLang's queue would give back what is free on this stage alone, so it sees only the requests that are free on all.
+    """
+    if not _moves_state(scheduler):
+        return original(scheduler, release_rids)
+    ended: Ended = Ended() if release_rids is None else release_rids
+    queue = scheduler.disagg_decode_transfer_queue
+    for each in queue.queue:
+        # A request of SGLang's own health checks is of another class. It is not moved, and fails nowhere alone.
+        if each.req.rid in ended.failed and hasattr(each.kv_receiver, "overrule"):
+            each.kv_receiver.overrule()
+    held = queue._deferred_releases
+    queue._deferred_releases = [each for each in held if _id(each) in ended.free]
+    original(scheduler, ended.succeeded | ended.failed)
+    queue._deferred_releases[:0] = [each for each in held if _id(each) not in ended.free]
+    # SGLang may have a reason to take a request in a later round. Later stages then have to wait, too.
+    left = {each.req.rid for each in queue.queue}
+    return Ended(ended.succeeded - left, ended.failed - left, ended.free)
+
+
+def _moves_state(scheduler: Any) -> bool:
+    """Whether the server's transfer backend is Statelink."""
+    return hasattr(scheduler.disagg_decode_prealloc_queue.kv_manager, "find_dp_rank")
+
+
+def _free(queue: Any, manager: Any) -> frozenset[str]:
+    """Failed requests to whose memory nothing writes on any rank of this stage, or whose time limit is over."""
+    now, held = time.monotonic(), queue._deferred_releases
+    flags = [manager.is_abort_release_safe(each.req.bootstrap_room, 0) or now >= until for each, _, until, *_ in held]
+    flags = all_reduce_flags(flags=flags, group=queue.gloo_group, op=torch.distributed.ReduceOp.MIN)
+    return frozenset(_id(each) for each, flag in zip(held, flags, strict=True) if flag)
+
+
+def _id(entry: Any) -> str:
+    """The id of a request whose memory SGLang keeps."""
+    found: str = entry[0].req.rid
+    return found
+
+
+PIPELINE = "sglang.srt.managers.scheduler_pp_mixin.SchedulerPPMixin"
+AROUND: dict[str, Callable[..., Any]] = {
+    f"{PIPELINE}._pp_pd_get_decode_transferred_ids": around_list_ended,
+    f"{PIPELINE}.process_decode_transfer_queue": around_take_ended,
+}
+"""Each target, and its hook."""

@@ -6,9 +6,9 @@ round, a list goes from the first stage to the last, which completes it. The com
 from there to the others.
 
 SGLang's own list has the requests that have ended on every stage, and not how. If a request has failed on one stage
-alone, the other stages compute it, and wait for that one for ever. The first stage passes on only the requests that have
-succeeded there, so later stages keep the others for ever. The list here says how each request has ended, and whose memory
-is free:
+alone, the other stages compute it, and wait for that one for ever. The first stage passes on only the requests that
+have succeeded there, so later stages keep the others for ever. The list here says how each request has ended, and whose
+memory is free:
 
 - a request fails if it has failed on any stage, and succeeds when it has succeeded on all;
 - the memory of a failed request is given back when nothing writes to it on any stage.

@@ -58,8 +58,8 @@ def answers_are_right(pair: Pair, model: Path) -> None:
     prompts = [prompt_of(500 + seed, 20 + 7 * seed) for seed in range(10)]
     bodies = [pair.body(prompt, 6) for prompt in prompts]
     posted = [(Posted(pair.prefill, body), Posted(pair.decode, body)) for body in bodies]
-    for prompt, (_, second) in zip(prompts, posted, strict=True):
-        assert second.answer().tokens == generate(model, prompt, 6)
+    for prompt, (_, late) in zip(prompts, posted, strict=True):
+        assert late.answer().tokens == generate(model, prompt, 6)
 
 
 def storm(pair: Pair, model: Path) -> None:

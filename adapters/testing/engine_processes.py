@@ -13,8 +13,10 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["READY_SECONDS", "Answer", "HttpServer", "OwnProcess", "free_port", "running"]
 
@@ -61,17 +63,6 @@ class OwnProcess:
         while text not in self.logged():
             assert time.monotonic() < until, f"{self.name} did not log {text!r}:\n{self.logged()[-6000:]}"
             time.sleep(0.2)
-
-    def child(self, title: str) -> int:
-        """The number of the process that this one started, and whose title has a text: there is one."""
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # it has ended
-                number = int(folder.name)
-                if title.encode() in (folder / "cmdline").read_bytes() and os.getpgid(number) == self._process.pid:
-                    found.append(number)
-        (one,) = found
-        return one
 
     def wait_end(self, seconds: float = READY_SECONDS) -> int:
         """Wait until it has ended by itself, and return its exit status."""

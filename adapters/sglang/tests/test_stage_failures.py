@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.servers
 
-ONE, TWO = "scheduler_PP0", "scheduler_PP1"
-"""Titles of the schedulers of the two stages."""
-
 
 class Served(NamedTuple):
     """Two servers, their model, and the faults of their backends."""
@@ -48,9 +45,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield Served(pair, model, faults)
 
 
-@pytest.mark.parametrize("stage", [ONE, TWO])
+@pytest.mark.parametrize("stage", [0, 1])
 @pytest.mark.parametrize(("role", "call"), [("prefill", "submit"), ("decode", "grant")])
-def test_a_request_that_fails_on_one_stage_fails_on_both(served: Served, stage: str, role: str, call: str) -> None:
+def test_a_request_that_fails_on_one_stage_fails_on_both(served: Served, stage: int, role: str, call: str) -> None:
     server = getattr(served.pair, role)
     served.faults.plan(server, stage, call, "refuse")
     posted = [served.post(100 + number) for number in range(5)]
@@ -67,18 +64,18 @@ def test_a_request_that_fails_on_one_stage_fails_on_both(served: Served, stage: 
 def test_memory_that_one_stage_cannot_give_back_yet_is_kept_by_both(served: Served) -> None:
     """The request is aborted when its state has come on one stage, and the transfer to the other one hangs."""
     pair, _, faults = served
-    faults.plan(pair.prefill, TWO, "submit", "hang")
-    faults.plan(pair.decode, TWO, "revoke", "block")
+    faults.plan(pair.prefill, 1, "submit", "hang")
+    faults.plan(pair.decode, 1, "revoke", "block")
     _, aborted = served.post(200, rid="aborted")
-    faults.wait_struck(pair.prefill, TWO, "hang")
+    faults.wait_struck(pair.prefill, 1, "hang")
     pair.decode.ask("/abort_request", {"rid": "aborted"})
     assert aborted.answer().status != 200
-    faults.wait_struck(pair.decode, TWO, "block")
+    faults.wait_struck(pair.decode, 1, "block")
     expected, answer = served.post(201)  # others go on
     assert answer.answer().tokens == expected
     assert pair.decode.ask("/flush_cache", {}).status != 200
-    faults.heal(pair.decode, TWO)
-    faults.heal(pair.prefill, TWO)
+    faults.heal(pair.decode, 1)
+    faults.heal(pair.prefill, 1)
     agree(pair, served.model)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import fnmatch
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from statelink.backend import Backend, Batch, Probe, Side, Transfer
+from statelink.backend import Backend, BackendContext, Batch, Probe, Side, Transfer
 from statelink.errors import TransferError
 from statelink.registry import load_backend
 
@@ -27,9 +28,10 @@ if TYPE_CHECKING:
 
 
 ORDERS = "STATELINK_FAULTS"
-"""A variable that names a folder. There, a process looks for a file whose name is its number, takes it away, and makes
-the calls in it: a list of a function's name and its arguments in each line, as JSON. What then happens to a call stands
-in the file with the ending ``.struck``."""
+"""A variable that names a folder. A file there has a call of `plan` or `heal` as JSON: a list of its name and its
+arguments. Its own name is a pattern. A process that has a link with a name of this pattern takes the file away, and
+makes the call. What then happens to calls of the backend stands in a file with the link's name and the ending
+``.struck``."""
 BLOCKED_SECONDS = 30.0
 """Seconds for which a call is blocked at most."""
 
@@ -54,6 +56,7 @@ _faults: deque[Fault] = deque()
 _hanging: list[Transfer] = []
 _gate = threading.Event()
 _struck: Counter[str] = Counter()
+_links: list[str] = []
 
 
 def plan(call: str, what: str, skip: int = 0, times: int = 1) -> None:
@@ -78,30 +81,22 @@ def struck(what: str) -> int:
     return _struck[what]
 
 
-def _orders() -> Path | None:
-    """The file for this process."""
-    folder = os.environ.get(ORDERS)
-    return Path(folder, str(os.getpid())) if folder else None
-
-
 def _obey() -> None:
-    """Do what the file for this process says. Any thread: only one of them can take the file away."""
-    file = _orders()
-    if file is None:
-        return
-    with contextlib.suppress(FileNotFoundError):
-        for line in file.replace(file.with_suffix(".taken")).read_text().splitlines():
-            name, *arguments = json.loads(line)
-            {"plan": plan, "heal": heal}[name](*arguments)
+    """Do what the files for this process say. Any thread: only one of them can take a file away."""
+    for file in Path(os.environ[ORDERS]).iterdir() if ORDERS in os.environ else ():
+        if any(fnmatch.fnmatch(link, file.name) for link in _links):
+            with contextlib.suppress(FileNotFoundError):
+                name, *arguments = json.loads(file.replace(file.with_name(f"{file.name}.taken")).read_text())
+                {"plan": plan, "heal": heal}[name](*arguments)
 
 
 def _due(call: str) -> str:
     _obey()
     what = _planned(call)
-    file = _orders()
-    if what and file is not None:
-        with file.with_suffix(".struck").open("a") as struck:
-            struck.write(f"{what}\n")
+    if what and ORDERS in os.environ:
+        for link in _links:
+            with Path(os.environ[ORDERS], f"{link}.struck").open("a") as struck:
+                struck.write(f"{what}\n")
     return what
 
 
@@ -121,6 +116,10 @@ def _planned(call: str) -> str:
 
 class Faulty(Backend):
     """The part that is laid over a real backend."""
+
+    def __init__(self, context: BackendContext) -> None:
+        super().__init__(context)
+        _links.append(context.link)
 
     def register(self, regions: Sequence[Region]) -> None:
         self._strike("register")

@@ -1,4 +1,4 @@
-"""Faults of the transport in one process of a real server, by the backends of `faulty_backends`."""
+"""Faults of the transport in one rank of a real server, by the backends of `faulty_backends`."""
 
 from __future__ import annotations
 
@@ -32,27 +32,34 @@ class Faults:
         """Variables of the servers."""
         return {"STATELINK_FAULTS": str(self._folder), "PYTHONPATH": str(PLUGINS)}
 
-    def plan(self, server: Server, title: str, *arguments: Any) -> None:
-        """Let something happen in the process with this title: see `faulty_backends.plan`."""
-        self._order(server, title, "plan", *arguments)
+    def plan(self, server: Server, rank: int, call: str, what: str) -> None:
+        """Let something happen to the next call of a method, in one rank of a server: see `faulty_backends.plan`."""
+        self._order(server, rank, "plan", call, what)
 
-    def heal(self, server: Server, title: str) -> None:
+    def heal(self, server: Server, rank: int) -> None:
         """Let nothing happen there any more, and let go on what hangs."""
-        self._order(server, title, "heal")
+        self._order(server, rank, "heal")
 
-    def wait_struck(self, server: Server, title: str, what: str, seconds: float = 60.0) -> None:
-        """Wait until something has happened there."""
-        file, until = self._folder / f"{server.child(title)}.struck", time.monotonic() + seconds
-        while not file.exists() or what not in file.read_text().split():
-            assert time.monotonic() < until, f"{what} does not happen in {title} of {server.name}"
+    def wait_struck(self, server: Server, rank: int, what: str, seconds: float = 60.0) -> None:
+        """Wait until something has happened there, and forget it."""
+        until = time.monotonic() + seconds
+        while True:
+            for file in self._folder.glob(f"{_links(server, rank)}.struck"):
+                if what in file.read_text().split():
+                    file.unlink()
+                    return
+            assert time.monotonic() < until, f"{what!r} does not happen in rank {rank} of {server.name}"
             time.sleep(0.05)
 
-    def _order(self, server: Server, title: str, *order: Any) -> None:
-        file = self._folder / str(server.child(title))
-        until = time.monotonic() + 60
-        while file.exists():  # an earlier order
-            assert time.monotonic() < until, f"{title} of {server.name} takes no orders"
-            time.sleep(0.05)
-        made = file.with_suffix(".made")
+    def _order(self, server: Server, rank: int, *order: Any) -> None:
+        """Leave an order, which the rank takes at its next call of the backend."""
+        file = self._folder / _links(server, rank)
+        assert not file.exists(), f"rank {rank} of {server.name} has not taken the last order"
+        made = file.with_name(f"{file.name}.made")
         made.write_text(json.dumps(order))
         os.replace(made, file)
+
+
+def _links(server: Server, rank: int) -> str:
+    """A pattern of the name of the link of one rank."""
+    return f"sglang-{server.name}-*.{rank}-*"

@@ -1,11 +1,12 @@
 """Requests that fail on one pipeline stage alone, and aborts between stages: real servers with two stages each.
 
-Both servers have the same layers in each stage. So a stage of prefill sends to one stage of decode, and the other two
-know nothing of a failure until decode's stages tell each other.
+Both servers have the same layers in each stage. So a stage of decode gets its pages from one stage of prefill, and both
+get the request's row from the last one.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,12 +14,15 @@ import pytest
 from support.faults import Faults
 from support.models import generate, make_llama
 from support.servers import Pair, Posted
-from support.stages import STAGES, agree, answers_are_right, pair_of, prompt_of, storm
+from support.stages import STAGES, agree, answers_are_right, link, pair_of, prompt_of, storm
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.servers
+
+CONFIG = {"backend": "faulty-tcp", "liveness": 200.0}
+"""Nothing is given up because time has passed."""
 
 
 class Served(NamedTuple):
@@ -28,55 +32,70 @@ class Served(NamedTuple):
     model: Path
     faults: Faults
 
-    def post(self, seed: int, rid: str = "") -> tuple[list[int], Posted]:
+    def post(self, seed: int, rid: str) -> tuple[list[int], Posted]:
         """Post a request to both servers. Returns the tokens that decode has to answer, and its answer to come."""
         prompt = prompt_of(seed, 60)
-        body = self.pair.body(prompt, 6, **({"rid": rid} if rid else {}))
+        body = self.pair.body(prompt, 6, rid=rid)
         Posted(self.pair.prefill, body)
         return generate(self.model, prompt, 6), Posted(self.pair.decode, body)
+
+    def post_half(self, stage: int, rid: str) -> Posted:
+        """Post a request whose state comes on all stages of decode but one. Returns decode's answer to come."""
+        self.faults.plan(self.pair.prefill, stage, "submit", "hang", peer=stage)
+        _, answer = self.post(7, rid)
+        self.faults.wait_struck(self.pair.prefill, stage, "hang")
+        until = time.monotonic() + 60
+        while any((shown := link(self.pair.decode, 1 - stage))["rooms"].values()):  # until it has succeeded
+            assert time.monotonic() < until, shown
+        return answer
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
     model, faults = make_llama(folder / "deep", layers=5), Faults(folder / "faults")
-    with pair_of(folder, model, STAGES, STAGES, backend="faulty-tcp", environment=faults.environment) as pair:
+    with pair_of(folder, model, STAGES, STAGES, config=CONFIG, environment=faults.environment) as pair:
         answers_are_right(pair, model)
         yield Served(pair, model, faults)
 
 
 @pytest.mark.parametrize("stage", [0, 1])
-@pytest.mark.parametrize(("role", "call"), [("prefill", "submit"), ("decode", "grant")])
-def test_a_request_that_fails_on_one_stage_fails_on_both(served: Served, stage: int, role: str, call: str) -> None:
-    server = getattr(served.pair, role)
-    served.faults.plan(server, stage, call, "refuse")
-    posted = [served.post(100 + number) for number in range(5)]
-    answers = [(expected, answer.answer()) for expected, answer in posted]
-    served.faults.wait_struck(server, stage, "refuse")
-    assert sorted(answer.status for _, answer in answers) == [200] * 4 + [500]
-    for expected, answer in answers:
-        if answer.status == 200:
-            assert answer.tokens == expected
-    assert "the transport refused" in served.pair.decode.logged()
-    agree(served.pair, served.model)
+def test_a_request_that_has_come_on_one_stage_and_fails_on_the_other(served: Served, stage: int) -> None:
+    pair, model, faults = served
+    answer = served.post_half(stage, "half")
+    faults.heal(pair.prefill, stage)  # the transfer fails
+    assert answer.answer().status == 500
+    assert "it hung, and ended" in pair.decode.logged()
+    agree(pair, model)
 
 
-def test_memory_that_one_stage_cannot_give_back_yet_is_kept_by_both(served: Served) -> None:
-    """The request is aborted when its state has come on one stage, and the transfer to the other one hangs."""
-    pair, _, faults = served
-    faults.plan(pair.prefill, 1, "submit", "hang")
-    faults.plan(pair.decode, 1, "revoke", "block")
-    _, aborted = served.post(200, rid="aborted")
-    faults.wait_struck(pair.prefill, 1, "hang")
+@pytest.mark.parametrize("stage", [0, 1])
+def test_an_abort_when_the_state_has_come_on_one_stage(served: Served, stage: int) -> None:
+    """The other stage cannot give its memory back yet. So both keep it, and compute other requests meanwhile."""
+    pair, model, faults = served
+    answer = served.post_half(stage, "aborted")
+    faults.plan(pair.decode, stage, "revoke", "hang", peer=stage)
     pair.decode.ask("/abort_request", {"rid": "aborted"})
-    assert aborted.answer().status != 200
-    faults.wait_struck(pair.decode, 1, "block")
-    expected, answer = served.post(201)  # others go on
-    assert answer.answer().tokens == expected
+    assert answer.answer().status == 500
+    faults.wait_struck(pair.decode, stage, "hang")
+    expected, other = served.post(8, "other")
+    assert other.answer().tokens == expected
     assert pair.decode.ask("/flush_cache", {}).status != 200
-    faults.heal(pair.decode, 1)
-    faults.heal(pair.prefill, 1)
-    agree(pair, served.model)
+    faults.heal(pair.decode, stage)
+    faults.heal(pair.prefill, stage)
+    agree(pair, model)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_decode_that_cannot_take_the_state_on_one_stage(served: Served, stage: int) -> None:
+    pair, model, faults = served
+    faults.plan(pair.decode, stage, "grant", "refuse", peer=stage)
+    posted = [served.post(20 + number, f"request-{number}") for number in range(5)]
+    answers = [(expected, answer.answer()) for expected, answer in posted]
+    faults.wait_struck(pair.decode, stage, "refuse")
+    assert sorted(answer.status for _, answer in answers) == [200] * 4 + [500]
+    assert all(answer.tokens == expected for expected, answer in answers if answer.status == 200)
+    agree(pair, model)
 
 
 def test_aborts_at_any_moment(served: Served) -> None:

@@ -44,12 +44,14 @@ class Fault(NamedTuple):
         what: See `Faulty._strike`; for ``flip`` the block of which a byte is another.
         skip: Calls that go well before.
         times: Calls that it happens to.
+        peer: A pattern of names of links. Only calls that concern such a peer are looked at.
     """
 
     call: str
     what: str
     skip: int
     times: int
+    peer: str
 
 
 _faults: deque[Fault] = deque()
@@ -59,10 +61,10 @@ _struck: Counter[str] = Counter()
 _links: list[str] = []
 
 
-def plan(call: str, what: str, skip: int = 0, times: int = 1) -> None:
+def plan(call: str, what: str, skip: int = 0, times: int = 1, peer: str = "*") -> None:
     """Let something happen in this process."""
     _gate.clear()
-    _faults.append(Fault(call, what, skip, times))
+    _faults.append(Fault(call, what, skip, times, peer))
 
 
 def heal() -> None:
@@ -87,12 +89,15 @@ def _obey() -> None:
         if any(fnmatch.fnmatch(link, file.name) for link in _links):
             with contextlib.suppress(FileNotFoundError):
                 name, *arguments = json.loads(file.replace(file.with_name(f"{file.name}.taken")).read_text())
-                {"plan": plan, "heal": heal}[name](*arguments)
+                if name == "plan":
+                    plan(*arguments)
+                else:
+                    heal()
 
 
-def _due(call: str) -> str:
+def _due(call: str, peer: str = "") -> str:
     _obey()
-    what = _planned(call)
+    what = _planned(call, peer)
     if what and ORDERS in os.environ:
         for link in _links:
             with Path(os.environ[ORDERS], f"{link}.struck").open("a") as struck:
@@ -100,9 +105,9 @@ def _due(call: str) -> str:
     return what
 
 
-def _planned(call: str) -> str:
+def _planned(call: str, peer: str) -> str:
     for number, fault in enumerate(_faults):
-        if fault.call != call:
+        if fault.call != call or not fnmatch.fnmatch(peer, fault.peer):
             continue
         if fault.skip:
             _faults[number] = fault._replace(skip=fault.skip - 1)
@@ -118,7 +123,7 @@ class Faulty(Backend):
     """The part that is laid over a real backend."""
 
     def __init__(self, context: BackendContext) -> None:
-        super().__init__(context)
+        super().__init__(context)  # type: ignore[safe-super]
         _links.append(context.link)
 
     def register(self, regions: Sequence[Region]) -> None:
@@ -126,14 +131,14 @@ class Faulty(Backend):
         super().register(regions)  # type: ignore[safe-super]
 
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
-        self._strike("connect")
+        self._strike("connect", peer)
         super().connect(peer, descriptor, regions)  # type: ignore[safe-super]
 
     def submit(self, peer: str, batch: Batch) -> Transfer:
-        flipped = _due("flip")
+        flipped = _due("flip", peer)
         if flipped:
             return self._flip(peer, batch, int(flipped) % batch.blocks.count)
-        return self._strike("submit") or super().submit(peer, batch)  # type: ignore[safe-super]
+        return self._strike("submit", peer) or super().submit(peer, batch)  # type: ignore[safe-super]
 
     def _flip(self, peer: str, batch: Batch, block: int) -> Transfer:
         """Another byte than the source's is on its way: the source is as it was before anybody can look."""
@@ -157,9 +162,9 @@ class Faulty(Backend):
             return Probe(ok=False, reason=what, hint="plug it in")
         return super().probe(options)
 
-    def _strike(self, call: str) -> Transfer | None:
+    def _strike(self, call: str, peer: str = "") -> Transfer | None:
         """What happens to a call, if anything is due: a transfer of its own, or an error, or a delay."""
-        match _due(call):
+        match _due(call, peer):
             case "":
                 return None
             case "refuse":
@@ -190,13 +195,12 @@ class Faulty(Backend):
 class FaultyFence(Faulty):
     """The same over a backend whose memory's owner can stop what comes."""
 
-    def grant(self, *arguments: Any) -> None:
-        self._strike("grant")
-        super().grant(*arguments)  # type: ignore[misc]
+    def grant(self, peer: str, *arguments: Any) -> None:
+        self._strike("grant", peer)
+        super().grant(peer, *arguments)  # type: ignore[misc]
 
-    def revoke(self, *arguments: Any) -> Transfer:
-        self._strike("revoke")
-        return super().revoke(*arguments)  # type: ignore[misc, no-any-return]
+    def revoke(self, peer: str, *arguments: Any) -> Transfer:
+        return self._strike("revoke", peer) or super().revoke(peer, *arguments)  # type: ignore[misc]
 
 
 def __getattr__(name: str) -> type[Backend]:

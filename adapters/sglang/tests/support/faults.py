@@ -32,9 +32,17 @@ class Faults:
         """Variables of the servers."""
         return {"STATELINK_FAULTS": str(self._folder), "PYTHONPATH": str(PLUGINS)}
 
-    def plan(self, server: Server, rank: int, call: str, what: str) -> None:
-        """Let something happen to the next call of a method, in one rank of a server: see `faulty_backends.plan`."""
-        self._order(server, rank, "plan", call, what)
+    def plan(self, server: Server, rank: int, call: str, what: str, peer: int) -> None:
+        """Let something happen in one rank of a server: see `faulty_backends.plan`.
+
+        Args:
+            server: Which server.
+            rank: Its rank.
+            call: The method whose next call it is.
+            what: What happens.
+            peer: The rank of the other server that the call concerns.
+        """
+        self._order(server, rank, "plan", call, what, 0, 1, f"*.{peer}-*")
 
     def heal(self, server: Server, rank: int) -> None:
         """Let nothing happen there any more, and let go on what hangs."""

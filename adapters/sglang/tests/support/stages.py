@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from engine_processes import running
 
 from .models import VOCABULARY, generate
-from .servers import Pair, Posted
+from .servers import Pair, Posted, Server
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-__all__ = ["STAGES", "agree", "answers_are_right", "flushed", "pair_of", "prompt_of", "storm"]
+__all__ = ["STAGES", "agree", "answers_are_right", "flushed", "link", "pair_of", "prompt_of", "storm"]
 
 STAGES = ["--pp-size", "2"]
 CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1|0|1"}
@@ -38,13 +40,14 @@ def pair_of(
     decode: Sequence[str],
     *,
     split: str = "2,3",
-    backend: str = "tcp",
+    config: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Pair]:
     """Two servers that are ready. A server with stages has as many layers in each as ``split`` says."""
     common = ["--page-size", "16", "--chunked-prefill-size", "32"]
-    config, named = {"backend": backend, "verify": "digest"}, {**CORES, FIRST_LAYERS: split, **(environment or {})}
-    with running(Pair(folder, model, config, common=common, prefill=prefill, decode=decode, environment=named)) as pair:
+    given = {"backend": "tcp", "verify": "digest", **(config or {})}
+    named = {**CORES, FIRST_LAYERS: split, **(environment or {})}
+    with running(Pair(folder, model, given, common=common, prefill=prefill, decode=decode, environment=named)) as pair:
         yield pair
 
 
@@ -96,12 +99,37 @@ def flushed(pair: Pair) -> None:
             time.sleep(0.5)
 
 
+def link(server: Server, stage: int) -> dict[str, Any]:
+    """What the link of one stage does, as ``statelink inspect`` shows it."""
+    listens = _links(server)[stage]
+    command = [str(Path(sys.executable).with_name("statelink")), "inspect", "--json"]
+    shown = subprocess.run(command, stdout=subprocess.PIPE, timeout=60, check=False).stdout  # of other programs, too
+    (found,) = (each for each in json.loads(shown) if each.get("address", "").partition("@")[0] == listens)
+    return dict(found)
+
+
+def _links(server: Server) -> list[str]:
+    """Where the links of all stages listen."""
+    found = re.findall(rf"this {server.name} rank (\d+) of \d+; its link listens at (\S+)", server.logged())
+    return [address for _, address in sorted(found)]
+
+
 def agree(pair: Pair, model: Path) -> None:
-    """Both servers are idle, in all of their stages: these flush their caches, or refuse to, in the same rounds."""
+    """Both servers are idle in all of their stages, and go on.
+
+    No link has a room or holds memory. All stages flushed their caches, or refused to, in the same rounds.
+    """
     flushed(pair)
     # The last stage has done what the first one did before these requests.
     answers_are_right(pair, model)
     for server in (pair.prefill, pair.decode):
+        stages = range(len(_links(server)))
+        for stage in stages:
+            until = time.monotonic() + 60
+            while any((shown := link(server, stage))["rooms"].values()):  # SGLang closes a room after it has answered
+                assert time.monotonic() < until, (server.name, shown)
+            assert (shown["quarantined"], shown["held_bytes"]) == ([], {}), shown
+            # Of prefill, SGLang may take pages that are only read.
+            assert server is pair.prefill or not shown["taken_back"], shown
         refused = [line for line in server.logged().splitlines() if "Cache not flushed" in line]
-        stages = [sum(f"PP{stage}]" in line for line in refused) for stage in (0, 1)]
-        assert stages[0] == stages[1], (server.name, refused)
+        assert len({sum(f"PP{stage}]" in line for line in refused) for stage in stages}) == 1, (server.name, refused)

@@ -195,7 +195,7 @@ def _begin(module: Any, order: _Order, streams: Sequence[int]) -> None:
         sys.stdin = os.fdopen(0)
         os.environ.clear()
         os.environ.update(order.environment)
-        # As in a process that is started alone, which looks at this variable.
+        # Python looks at this variable when a process starts, and a forked one has started already.
         more = order.environment.get("PYTHONPATH", "").split(os.pathsep)
         sys.path += [each for each in more if each and each not in sys.path]
         multiprocessing.set_start_method("fork", force=True)

@@ -65,6 +65,7 @@ CASES = {
     "qwen-next-2-1": Case("qwen-next", "kv, mamba, aux", prefill=TWO, environment={**CORES, **CONVOLUTIONS}),
     "qwen-next-1-2": Case("qwen-next", "kv, mamba, aux", decode=TWO, environment={**CORES, **CONVOLUTIONS}),
     "kimi-2-1": Case("kimi", "kv, mamba, aux", prefill=TWO, environment={**CORES, **CONVOLUTIONS}),
+    "kimi-1-2": Case("kimi", "kv, mamba, aux", decode=TWO, environment={**CORES, **CONVOLUTIONS}),
 }
 
 

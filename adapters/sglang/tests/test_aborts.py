@@ -52,6 +52,20 @@ def test_an_abort_on_decode_fails_prefill_and_keeps_the_memory_until_nothing_wri
     assert "SGLang aborted the request" in str(reason(sender))
 
 
+def test_an_abort_counts_while_other_stages_wait_for_their_state(pair: tuple[Side, Side]) -> None:
+    """SGLang keeps a request in its queue until it has come on every pipeline stage, and asks again then."""
+    source, target = pair
+    room = next(rooms)
+    sender, receiver = meet(source, target, room, Lists.draw(target, N, 15), N)
+    send(sender, source, Lists.draw(source, N, 16), N, [])
+    until(receiver.poll, SUCCESS)
+    receiver.abort()
+    assert receiver.poll() == FAILED
+    assert "SGLang aborted the request" in str(reason(receiver))
+    until(safe(target, room), SUCCESS)
+    give_back(receiver)
+
+
 def test_an_abort_on_prefill_between_chunks_fails_decode(pair: tuple[Side, Side]) -> None:
     source, target = pair
     room = next(rooms)

@@ -80,12 +80,13 @@ def prepare() -> None:
 
 def settle() -> None:
     """When it has been imported."""
-    from support import devices, kernels
+    from support import devices, expert_parallel, kernels
     from vllm.platforms import current_platform
 
     current_platform.import_kernels()
     kernels.install()
     devices.install()
+    expert_parallel.install()
     _fork_workers()
 
 

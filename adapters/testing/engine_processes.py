@@ -129,15 +129,17 @@ class HttpServer(OwnProcess, Generic[AnswerT]):
             time.sleep(0.5)
         raise RuntimeError(f"{self.name} is not ready after {READY_SECONDS:g} s:\n{self.logged()[-6000:]}")
 
-    def ask(self, path: str, body: Any = None, timeout: float = ANSWER_SECONDS) -> AnswerT:
+    def ask(
+        self, path: str, body: Any = None, timeout: float = ANSWER_SECONDS, headers: Mapping[str, str] | None = None
+    ) -> AnswerT:
         """GET, or POST with a body: bytes as they are, and anything else as JSON.
 
         Raises:
             OSError: It does not answer.
         """
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data)
-        request.add_header("Content-Type", "application/json")
+        given = {"Content-Type": "application/json", **(headers or {})}
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, given)
         try:
             with urllib.request.urlopen(request, timeout=timeout) as answer:
                 status, raw = answer.status, answer.read()

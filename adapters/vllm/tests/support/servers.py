@@ -78,9 +78,11 @@ class Server(HttpServer[Answer]):
         with self.log.open("ab") as log:
             return fork("serve", command[command.index("serve") + 1 :], environment, log)
 
-    def complete(self, prompt: Sequence[int], count: int, params: dict[str, Any] | None = None) -> Answer:
-        """The completion of a prompt of token ids."""
-        return self.ask("/v1/completions", self.body(prompt, count, params))
+    def complete(
+        self, prompt: Sequence[int], count: int, params: dict[str, Any] | None = None, rank: int | None = None
+    ) -> Answer:
+        """The completion of a prompt of token ids. With a rank, by that rank of data parallelism."""
+        return self.ask("/v1/completions", self.body(prompt, count, params), headers=pinned(rank))
 
     def body(self, prompt: Sequence[int], count: int, params: dict[str, Any] | None = None) -> dict[str, Any]:
         """The body of such a request."""
@@ -88,12 +90,15 @@ class Server(HttpServer[Answer]):
         return body if params is None else {**body, "kv_transfer_params": params}
 
     @contextlib.contextmanager
-    def client(self, prompt: Sequence[int], count: int, params: dict[str, Any] | None = None) -> Iterator[None]:
+    def client(
+        self, prompt: Sequence[int], count: int, params: dict[str, Any] | None = None, rank: int | None = None
+    ) -> Iterator[None]:
         """A client that asks for a completion and, at the end of the block, goes away without waiting for it."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port)
         try:
             body = json.dumps(self.body(prompt, count, params))
-            connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+            headers = {"Content-Type": "application/json", **pinned(rank)}
+            connection.request("POST", "/v1/completions", body, headers)
             yield
         finally:
             connection.close()
@@ -120,6 +125,11 @@ class Server(HttpServer[Answer]):
         while (self.usage() > 0.0) != some:
             assert time.monotonic() < until, f"{self.name}: {self.usage():.3f} of the blocks are in use"
             time.sleep(0.05)
+
+
+def pinned(rank: int | None) -> dict[str, str]:
+    """The header that sends a request to a rank of data parallelism."""
+    return {} if rank is None else {"X-data-parallel-rank": str(rank)}
 
 
 class ServerPair:

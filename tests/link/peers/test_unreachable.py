@@ -80,20 +80,40 @@ def test_an_instance_that_is_not_registered() -> None:
         assert "nobody of this name is registered with the rendezvous server" in str(room.reason)
 
 
-def test_a_name_that_only_begins_those_that_are_registered() -> None:
-    """Such as the name of an engine that adds its rank of data parallelism. Nobody waits for it."""
-    patient = {**QUICK, "liveness": FAR}
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[RendezvousServer]:
+    """A directory with two ranks of data parallelism, whose names an engine has made, and with another instance."""
     with (
-        RendezvousServer() as directory,
+        RendezvousServer(lifetime=1.0) as directory,
         link_of("prefill", "prefill-0_dp0", rendezvous=directory.address),
         link_of("prefill", "prefill-0_dp1", rendezvous=directory.address),
         link_of("prefill", "prefill-01", rendezvous=directory.address),
-        link_of("decode", rendezvous=directory.address, **patient) as decode,
     ):
-        until(lambda: len(directory.snapshot()["instances"]) == 4)
-        room = decode.receive(1, "prefill-0", 4, {"kv": [1]}, deadline=FAR)
+        until(lambda: len(directory.snapshot()["instances"]) == 3)
+        yield directory
+
+
+@pytest.mark.parametrize("name", ["prefill-0", "prefill-0_dp7"])
+def test_a_name_that_nobody_has_and_others_nearly_have(ranks: RendezvousServer, name: str) -> None:
+    """Nobody waits for it."""
+    with link_of("decode", rendezvous=ranks.address, **{**QUICK, "liveness": FAR}) as decode:
+        room = decode.receive(1, name, 4, {"kv": [1]}, deadline=FAR)
         assert room.wait(30) is Status.FAILED
         assert room.reason is not None
         assert room.reason.code == "peer.unknown"
         assert room.reason.cause is not None
         assert room.reason.cause.endswith(" are prefill-0_dp0, prefill-0_dp1")
+
+
+def test_a_name_is_waited_for_where_ranks_may_not_have_registered_again() -> None:
+    """The directory has just started. So a rank may be there that it does not know."""
+    with (
+        RendezvousServer(lifetime=FAR) as directory,
+        link_of("prefill", "prefill-0_dp0", rendezvous=directory.address),
+        link_of("decode", rendezvous=directory.address, **QUICK) as decode,
+    ):
+        until(lambda: len(directory.snapshot()["instances"]) == 2)
+        room = decode.receive(1, "prefill-0_dp1", 4, {"kv": [1]}, deadline=FAR)
+        assert room.wait(30) is Status.FAILED
+        assert room.reason is not None
+        assert room.reason.code == "peer.unreachable"

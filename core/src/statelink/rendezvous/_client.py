@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import string
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -68,8 +69,8 @@ class RendezvousClient:
         self._trouble: wire.Trouble | None = None  # the connection's trouble, while the server does not answer
         # For an instance that was asked for: registered ranks, and all ranks.
         self._present: dict[str, tuple[int, int]] = {}
-        # For an instance that was asked for and is not registered: those whose names are its name and more.
-        self._longer: dict[str, tuple[str, ...]] = {}
+        # For an instance that was asked for and is not registered: registered ones that might be meant.
+        self._alike: dict[str, set[str]] = {}
         self._closing = False
         with contextlib.ExitStack() as undo:
             self._waker, self._wakee = map(undo.enter_context, socket.socketpair())
@@ -111,12 +112,14 @@ class RendezvousClient:
                 self._wake()
                 if self._asked is None:
                     self._changed.wait_for(lambda: peer in self._answers or self._closing, ANSWER_SECONDS)
-            longer = self._longer.get(peer)
-            if longer and peer not in self._answers:
-                del self._wanted[peer], self._longer[peer]
+            alike = self._alike.get(peer)
+            if alike and peer not in self._answers:
+                del self._wanted[peer], self._alike[peer]
+                named = [name for name in alike if _has_more(name, peer)] or alike
+                shown = ", ".join(sorted(named)[:MOST_NAMED])
                 raise PeerError(
                     f"no instance named {peer!r:.200}",
-                    cause=f"registered with the rendezvous server at {self._server.address} are {', '.join(longer)}",
+                    cause=f"registered with the rendezvous server at {self._server.address} are {shown}",
                     hint="name one of these: an engine may add the rank of data parallelism to its name",
                     code="peer.unknown",
                 )
@@ -235,11 +238,12 @@ class RendezvousClient:
         elif isinstance(message, wire.Resolved) and message.instance in self._wanted:
             self._present = {name: seen for name, seen in self._present.items() if name in self._wanted}
             self._present[message.instance] = message.present, message.ranks
-            self._longer = {name: found for name, found in self._longer.items() if name in self._wanted}
-            if not message.present and message.instance not in self._longer:
-                self._longer[message.instance] = ()
-                # Names that begin with it come first among those behind it.
-                self._send(wire.Browse(sender=self._link, instance=message.instance, rank=0))
+            self._alike = {name: found for name, found in self._alike.items() if name in self._wanted}
+            if not message.present and not message.early and message.instance not in self._alike:
+                self._alike[message.instance] = set()
+                # Names that begin with a text come first among those behind it.
+                for begin in dict.fromkeys((message.instance, _without_number(message.instance))):
+                    self._send(wire.Browse(sender=self._link, instance=begin, rank=0))
             if not message.addresses:
                 return
             try:
@@ -248,11 +252,10 @@ class RendezvousClient:
                 self._channel.count(WireError("an answer has no addresses", cause=error.reason.what, code="wire.body"))
             self._changed.notify_all()
         elif isinstance(message, wire.Browsed):
-            names = dict.fromkeys(each.instance for each in message.listed)
-            for wanted in self._wanted:
-                longer = [name for name in names if name.startswith(wanted) and not name[len(wanted) :][:1].isalnum()]
-                if wanted in self._longer and wanted not in names:
-                    self._longer[wanted] = tuple(longer[:MOST_NAMED])
+            names = {each.instance for each in message.listed}
+            for wanted, alike in self._alike.items():
+                if wanted not in names:
+                    alike |= {name for name in names if _has_more(name, wanted) or _has_other_number(name, wanted)}
 
     def _complain(self, reason: Reason | None) -> None:
         """Log a refusal once, and log when it ends."""
@@ -262,3 +265,19 @@ class RendezvousClient:
             else:
                 log.warning("%s", reason.coded)
         self._complaint = reason
+
+
+def _has_more(name: str, wanted: str) -> bool:
+    """Whether a name is the wanted one and more, such as a rank of data parallelism."""
+    return name.startswith(wanted) and name != wanted and not name[len(wanted)].isalnum()
+
+
+def _has_other_number(name: str, wanted: str) -> bool:
+    """Whether two names differ in the number at their end, such as two ranks of data parallelism."""
+    begin = _without_number(wanted)
+    return name != wanted and begin != wanted and _without_number(name) == begin and name != begin
+
+
+def _without_number(name: str) -> str:
+    """A name without the number at its end."""
+    return name.rstrip(string.digits)

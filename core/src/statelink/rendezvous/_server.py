@@ -55,6 +55,7 @@ class RendezvousServer:
             raise ConfigError("lifetime must be above zero and at most a day", cause=f"got {lifetime}")
         self._lifetime = lifetime
         self._registry = Registry(lifetime)
+        self._early_until = time.monotonic() + lifetime  # by then, every rank that is there has registered again
         self._name = f"rendezvous-{secrets.token_hex(8)}"
         self._stopping = False
         self._lock = threading.Lock()
@@ -122,8 +123,9 @@ class RendezvousServer:
         if isinstance(message, wire.Register):
             self._register(message)
         elif isinstance(message, wire.Resolve):
+            now = time.monotonic()
             with self._lock:
-                addresses, present, ranks = self._registry.resolve(message.instance, time.monotonic())
+                addresses, present, ranks = self._registry.resolve(message.instance, now)
             self._answer(
                 wire.Resolved(
                     sender=self._name,
@@ -132,6 +134,7 @@ class RendezvousServer:
                     addresses=addresses,
                     present=present,
                     ranks=ranks,
+                    early=now < self._early_until,
                 )
             )
         elif isinstance(message, wire.Browse):

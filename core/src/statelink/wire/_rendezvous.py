@@ -73,12 +73,14 @@ class Resolved(Message, frozen=True, kw_only=True):
         addresses: Addresses of all ranks, in order of rank; empty while one is missing.
         present: Number of ranks that are registered.
         ranks: Number of ranks of the instance; 0 if none is registered.
+        early: Whether the server has just started, so that a rank that is there may not have registered again yet.
     """
 
     instance: Name
     addresses: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
     present: Count = 0
     ranks: Count = 0
+    early: bool = False
 
 
 class Browse(Message, frozen=True, kw_only=True):

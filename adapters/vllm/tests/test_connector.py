@@ -27,7 +27,7 @@ KINDS = {
 }
 
 
-def config_of(lookahead: int = 0, stages: int = 1, width: int = 1, **model: Any) -> Any:
+def config_of(lookahead: int = 0, stages: int = 1, width: int = 1, replicas: int = 1) -> Any:
     """What the connector reads of a ``VllmConfig``."""
     given = {"backend": "tcp"}
     layer = SimpleNamespace(
@@ -39,6 +39,7 @@ def config_of(lookahead: int = 0, stages: int = 1, width: int = 1, **model: Any)
         parallel_config=SimpleNamespace(
             pipeline_parallel_size=stages,
             tensor_parallel_size=width,
+            data_parallel_size=replicas,
             decode_context_parallel_size=1,
             prefill_context_parallel_size=1,
         ),
@@ -119,3 +120,11 @@ def test_ranks_are_numbered_stage_by_stage_as_their_addresses_are() -> None:
     )
     step = scheduler.build_connector_meta(SimpleNamespace(total_num_scheduled_tokens=0))
     assert step.addresses == tuple(f"tcp://127.0.0.1:{1 + number}" for number in range(stages * width))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_step_that_other_ranks_wait_for_does_not_wait_for_state(replicas: int) -> None:
+    """Ranks of data parallelism that share experts step together: each would wait for the slowest."""
+    scheduler = scheduler_of(config_of(replicas=replicas), make_cache(KINDS["full"]))
+    step = scheduler.build_connector_meta(SimpleNamespace(total_num_scheduled_tokens=0))
+    assert step.idle is (replicas == 1)

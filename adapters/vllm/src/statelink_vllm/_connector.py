@@ -73,7 +73,15 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
             early = blocks_of_early_groups(kv_cache_config, vllm_config)
             drafts = vllm_config.num_speculative_tokens
             beyond = 1 + drafts + vllm_config.num_lookahead_tokens if drafts else 0  # as vLLM's scheduler counts
-            self._scheduler = SchedulerSide(self._options, transfer.engine_id, kv_cache_config, left_out, beyond, early)
+            self._scheduler = SchedulerSide(
+                self._options,
+                transfer.engine_id,
+                kv_cache_config,
+                left_out,
+                beyond,
+                early,
+                awaited=vllm_config.parallel_config.data_parallel_size > 1,  # vLLM sets 1 for ranks that share nothing
+            )
 
     # What vLLM asks of the class.
 

@@ -134,7 +134,7 @@ class ToWorker(KVConnectorMetadata):
         chunks: Such parts.
         withdraw: Requests of which nothing is sent any more that has not begun to be sent.
         addresses: Addresses of the links of all ranks of this server. Sent once, before the first request.
-        idle: Whether no model runs in this step.
+        idle: Whether no model runs in this step, and no other rank waits for its end.
     """
 
     send: dict[str, Send] = field(default_factory=dict)

@@ -60,12 +60,22 @@ class SchedulerSide:
         left_out: How many of a prompt's last tokens prefill does not compute; see `tokens`.
         beyond: Tokens behind a request's own for which vLLM reserves blocks, for drafts.
         early: What `blocks_of_early_groups` returned.
+        awaited: Whether other ranks wait for the end of each step, as those of data parallelism do that share experts.
     """
 
     def __init__(
-        self, options: Options, engine_id: str, cache: Any, left_out: int, beyond: int, early: Mapping[int, int]
+        self,
+        options: Options,
+        engine_id: str,
+        cache: Any,
+        left_out: int,
+        beyond: int,
+        early: Mapping[int, int],
+        *,
+        awaited: bool,
     ) -> None:
         self._options = options
+        self._awaited = awaited
         self._engine_id = engine_id
         self._cache = cache
         self._left_out = left_out
@@ -288,7 +298,7 @@ class SchedulerSide:
         Args:
             output: vLLM's ``SchedulerOutput`` of the step.
         """
-        self._next.idle = not output.total_num_scheduled_tokens
+        self._next.idle = not output.total_num_scheduled_tokens and not self._awaited
         self._admission.next_step()
         self.early.plan(output, self._next)
         self._next.again |= self.retries.ready()

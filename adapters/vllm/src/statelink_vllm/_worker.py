@@ -208,8 +208,8 @@ class WorkerSide:
     def results(self) -> Results:
         """What has ended since the last call. Each request is named once.
 
-        In a step that runs no model, this waits up to `REST_SECONDS` for the oldest request that is received, if
-        nothing has ended.
+        In a step that is idle, this waits up to `REST_SECONDS` for the oldest request that is received, if nothing has
+        ended.
         """
         made, self._results = self._results, Results(set(), set(), set())
         rooms = self._receiving.values()

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import random
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from engine_processes import running
-from support.engines import prompt_of
+from support.engines import PREFILL, prompt_of
 from support.families import deepseek_v3
 from support.fleets import EXPERTS, Fleet, external, hybrid, internal, one
 from support.models import regret
 
+from statelink.rendezvous import RendezvousServer
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from support.servers import Answer
 
 pytestmark = pytest.mark.servers
 
@@ -68,3 +75,78 @@ def test_ranks_that_share_nothing(llama: Path, tmp_path: Path) -> None:
         for server in (*fleet.prefill.servers, *fleet.decode.servers):
             assert "Started 2 API server processes" in server.logged()
         hand_some(fleet)
+
+
+@pytest.fixture(scope="module")
+def directory_fleet(experts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Two ranks that share experts behind one port, on each side. They find each other in a directory."""
+    both = internal(EXPERTS, SERVERS, "1"), internal(EXPERTS, SERVERS, "1")
+    with RendezvousServer() as directory:
+        config = {**CONFIG, "rendezvous": directory.address}
+        with running(Fleet(tmp_path_factory.mktemp("fleet"), experts, config, *both)) as fleet:
+            yield fleet
+
+
+@pytest.mark.shows("data parallelism, a model with experts, internal to internal, in a directory")
+def test_a_serial_router_knows_no_names(directory_fleet: Fleet, experts: Path) -> None:
+    """It hands on what prefill answers, which has the name of the rank."""
+    for prompt, tokens in hand_some(directory_fleet):
+        assert regret(experts, prompt, tokens) < 1e-3
+
+
+@pytest.mark.shows("data parallelism, a router that names a rank of prefill")
+def test_a_router_that_sends_to_both_at_once_names_the_rank(directory_fleet: Fleet) -> None:
+    for number, source in enumerate(directory_fleet.prefill.ranks):
+        prompt, target = prompt_of(400 + number, 70), directory_fleet.decode.ranks[0]
+        answer = directory_fleet.route_to_both(prompt, 6, source, target, transfer_id=f"named {number}")
+        assert answer.status == 200, answer
+        assert answer.tokens == source.complete(prompt, 6).tokens
+    directory_fleet.settled()
+
+
+@pytest.mark.parametrize("name", ["prefill-0", "prefill-0_dp7"])
+@pytest.mark.shows("data parallelism, a router that names no rank, or one that is not there")
+def test_a_name_that_no_rank_has(directory_fleet: Fleet, name: str) -> None:
+    """Decode says which names there are."""
+    source, target = directory_fleet.prefill.ranks[1], directory_fleet.decode.ranks[1]
+    answer = directory_fleet.route_to_both(
+        prompt_of(410, 70), 6, source, target, transfer_id=f"to {name}", remote_engine_id=name
+    )
+    assert answer.status == 500, answer
+    logged = directory_fleet.decode.logged()
+    assert f"no instance named '{name}'" in logged
+    assert "are prefill-0_dp0, prefill-0_dp1" in logged
+
+
+@pytest.mark.shows("data parallelism, 40 requests at once over all ranks, of which some are aborted")
+@pytest.mark.shows("no block of vLLM's pool is lost")
+def test_a_storm_leaves_nothing_behind(directory_fleet: Fleet) -> None:
+    """Some clients leave prefill, and some leave decode. Every other one gets its own tokens."""
+    fleet, draw = directory_fleet, random.Random(7)
+    prompts = [prompt_of(500 + number, 20 + 2 * number) for number in range(40)]
+    moments = [draw.uniform(0.0, 1.0) for _ in prompts]
+
+    def ask(number: int) -> Answer | None:
+        prompt, leaves = prompts[number], number % 5
+        source, target = fleet.prefill.ranks[number % 2], fleet.decode.ranks[number // 2 % 2]
+        if leaves == 0:
+            with source.client(prompt, 1, dict(PREFILL)):
+                time.sleep(moments[number])  # so that requests are aborted in any state
+        elif leaves == 1:
+            params = source.complete(prompt, 1, dict(PREFILL)).body["kv_transfer_params"]
+            with target.client(prompt, 100, params):
+                time.sleep(moments[number])
+        elif leaves == 2:
+            return fleet.route_to_both(prompt, 4, source, target, transfer_id=f"storm {number}")
+        else:
+            return fleet.route(prompt, 4, source, target)
+        return None
+
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        answers = list(threads.map(ask, range(len(prompts))))
+    stayed = [(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True) if answer is not None]
+    assert [answer.status for _, answer in stayed] == [200] * 24
+    fleet.settled()
+    with ThreadPoolExecutor(8) as threads:
+        alone = list(threads.map(lambda each: fleet.prefill.ranks[0].complete(each[0], 4).tokens, stayed))
+    assert [answer.tokens for _, answer in stayed] == alone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine_processes import free_port
@@ -11,6 +12,7 @@ from .engines import PREFILL, transfer
 from .servers import PREFILL_NAME, Server
 
 if TYPE_CHECKING:
+    import contextlib
     from pathlib import Path
 
     from .servers import Answer
@@ -90,6 +92,12 @@ class Rank(NamedTuple):
         """The completion of a prompt, by this rank."""
         return self.server.complete(prompt, count, params, rank=self.number)
 
+    def client(
+        self, prompt: Sequence[int], count: int, params: dict[str, Any]
+    ) -> contextlib.AbstractContextManager[None]:
+        """See `Server.client`."""
+        return self.server.client(prompt, count, params, rank=self.number)
+
 
 class Side:
     """All servers that are prefill, or decode.
@@ -160,6 +168,15 @@ class Fleet:
         params = first.body["kv_transfer_params"]
         assert params["remote_engine_id"] == source.name
         return target.complete(prompt, count, params)
+
+    def route_to_both(self, prompt: Sequence[int], count: int, source: Rank, target: Rank, **said: str) -> Answer:
+        """What a concurrent router does: both get the request at once, and decode finds prefill by its name."""
+        sent = {"do_remote_prefill": True, "remote_engine_id": source.name, **said}
+        with ThreadPoolExecutor(1) as thread:
+            first = thread.submit(source.complete, prompt, 1, {**PREFILL, "transfer_id": said["transfer_id"]})
+            answer = target.complete(prompt, count, sent)
+            assert first.result().status == 200
+        return answer
 
     def settled(self) -> None:
         """Check that every block of every rank is free again."""

@@ -39,7 +39,8 @@ LAYOUTS = {
 @pytest.fixture(scope="module")
 def experts(models: Path) -> Path:
     """A model with experts."""
-    return deepseek_v3(models / "experts")
+    made: Path = deepseek_v3(models / "experts")
+    return made
 
 
 def hand_some(fleet: Fleet) -> list[tuple[list[int], list[int]]]:

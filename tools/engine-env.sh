@@ -15,8 +15,8 @@ install() { "$1/bin/python" -m pip install --no-input --disable-pip-version-chec
 
 engine=${1:-}
 case $engine in
-    sglang) given=${STATELINK_SGLANG_BASE:-} stand_in=absent_packages ;;
-    vllm) given=${STATELINK_VLLM_BASE:-} stand_in=cpu_kernels ;;
+    sglang) given=${STATELINK_SGLANG_BASE:-} stand_in=adapters/testing/absent_packages ;;
+    vllm) given=${STATELINK_VLLM_BASE:-} stand_in=adapters/vllm/tests/support/cpu_kernels ;;
     *) say "usage: tools/engine-env.sh sglang|vllm [FOLDER]" && exit 2 ;;
 esac
 overlay=${2:-build/$engine}
@@ -61,8 +61,9 @@ if [ ! -e "$stamp" ] || [ -n "$(find core/pyproject.toml plugins/*/pyproject.tom
     install "$overlay" hatchling editables
     install "$overlay" --no-deps --no-build-isolation -e core -e plugins/nixl -e plugins/mooncake -e "adapters/$engine"
     # Every process of a server has to have the stand-ins, also those that a server spawns.
-    ln -sf "$PWD/adapters/$engine/tests/support/$stand_in.py" "$site/$stand_in.py"
-    echo "import $stand_in" >"$site/$stand_in.pth"
+    name=$(basename "$stand_in")
+    ln -sf "$PWD/$stand_in.py" "$site/$name.py"
+    echo "import $name" >"$site/$name.pth"
     touch "$stamp"
 fi
 echo "$overlay/bin/python"

@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from engine_processes import running
+from engine_processes import free_port, running
 from support.engines import PREFILL, prompt_of
+from support.failing_connector import FAILS
 from support.offloading import plugin_folder
-from support.servers import Server, ServerPair
+from support.servers import PREFILL_NAME, Server, ServerPair
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -140,4 +141,45 @@ def test_a_connector_that_turns_the_hybrid_cache_manager_off(tmp_path: Path, lla
             assert pair.route(prompt).tokens == pair.prefill.complete(prompt, 8).tokens
         assert sum(pair.decode.metric("vllm:statelink_failed_transfers_total")) == 0
         pair.decode.wait_counted("vllm:statelink_transfer_bytes_count", 3)
+        pair.settled()
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["serial router", "both at once"])
+@pytest.mark.shows("two servers: MultiConnector, the other connector cannot load")
+def test_what_the_other_connector_cannot_load_is_computed(at_once: bool, tmp_path: Path, llama: Path) -> None:
+    """Prefill computes the prompt again, and sends nothing of the blocks that were not loaded.
+
+    vLLM 0.33 does not compute it right with its second model runner and scheduling ahead, on one server neither.
+    """
+    store = tmp_path / "store"
+
+    def around(name: str, config: dict[str, Any]) -> dict[str, Any]:
+        if name != "prefill":
+            return config
+        other = {
+            "kv_connector": "FailingConnector",
+            "kv_connector_module_path": "support.failing_connector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"shared_storage_path": str(store)},
+        }
+        return several(dict(config), other, first=False)
+
+    listen = f"tcp://127.0.0.1:{free_port()}"
+    own = ({"listen": listen}, {"peers": {PREFILL_NAME: [listen]}})
+    runs = {
+        "environment": {"VLLM_SERVER_DEV_MODE": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"},
+        "prefill": ["--no-async-scheduling"],
+    }
+    with running(ServerPair(tmp_path, llama, dict(QUICK), own=own, around=around, **runs)) as pair:
+        prompts = [prompt_of(length, length) for length in (64, 100, 333)]
+        expected = [pair.decode.complete(prompt, 8).tokens for prompt in prompts]
+        forget(pair.decode)
+        assert [pair.prefill.complete(prompt, 8).tokens for prompt in prompts] == expected  # now it is stored
+        (store / FAILS).touch()
+        for number, (prompt, tokens) in enumerate(zip(prompts, expected, strict=True)):
+            forget(pair.prefill)
+            answer = pair.route_to_both(prompt, 8, f"request-{number}") if at_once else pair.route(prompt, 8)
+            assert (answer.status, answer.tokens) == (200, tokens), answer
+        assert "External Cache Hit!" in pair.prefill.logged()
+        assert "Inject KV cache" not in pair.prefill.logged()
         pair.settled()

@@ -121,6 +121,8 @@ def define() -> Any:
         sinks: Any,
         *others: Any,
     ) -> None:
+        assert alibi is None, "the stand-in for vLLM's attention has no ALiBi"
+        assert not softcap, "the stand-in for vLLM's attention has no soft cap of logits"
         page, bounds = keys.shape[2], starts.tolist()
         for row, length in enumerate(lengths.tolist()):
             first, last = bounds[row], min(bounds[row + 1], len(query))

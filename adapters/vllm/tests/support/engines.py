@@ -96,13 +96,14 @@ class Engine(OwnProcess):
         folder: Where the log is.
         options: Arguments of vLLM's engine.
         ordinary: Whether it is an ordinary process, and not forked by one that has imported vLLM.
-        runner: The version of vLLM's model runner; a GPU has 2, which needs Triton's interpreter here.
+        runner: The version of vLLM's model runner; a GPU has 2. Triton's interpreter runs its kernels here, which only a
+            forked process can do.
     """
 
     def __init__(
-        self, name: str, folder: Path, options: dict[str, Any], *, ordinary: bool = False, runner: int = 1
+        self, name: str, folder: Path, options: dict[str, Any], *, ordinary: bool = False, runner: int = 2
     ) -> None:
-        self._ordinary, self._runner = ordinary, runner
+        self._ordinary, self._runner = ordinary, 1 if ordinary else runner
         program = str(Path(__file__).with_name("engine_process.py"))
         super().__init__(
             name,
@@ -111,7 +112,7 @@ class Engine(OwnProcess):
             {
                 **VLLM,
                 "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-                "VLLM_USE_V2_MODEL_RUNNER": str(int(runner == 2)),
+                "VLLM_USE_V2_MODEL_RUNNER": str(int(self._runner == 2)),
                 "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),  # of vLLM's own NIXL connector
             },
             stdin=subprocess.PIPE,
@@ -247,7 +248,7 @@ class Pair:
         policy: str = "recompute",
         own: tuple[dict[str, Any], dict[str, Any]] = ({}, {}),
         ordinary: bool = False,
-        runner: int = 1,
+        runner: int = 2,
         **common: Any,
     ) -> None:
         self._folder = folder

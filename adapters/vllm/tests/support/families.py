@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .models import COMMON, VOCABULARY, save
+from .models import COMMON, VOCABULARY, add_tokenizer, save
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["FAMILIES", "add_mtp", "make_eagle"]
+__all__ = ["FAMILIES", "add_adapter", "add_mtp", "make_eagle", "make_llava"]
 
 LATENT: dict[str, Any] = {
     **COMMON,
@@ -139,6 +139,24 @@ def lfm2(folder: Path) -> Path:
     return save(folder, model)
 
 
+def llama4(folder: Path) -> Path:
+    """Chunked local attention beside full attention, and experts."""
+    from transformers import Llama4ForCausalLM, Llama4TextConfig
+
+    config = Llama4TextConfig(
+        **COMMON,
+        intermediate_size_mlp=256,
+        num_hidden_layers=4,
+        head_dim=32,
+        attention_chunk_size=64,
+        no_rope_layers=[1, 1, 1, 0],  # the last one has full attention
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        interleave_moe_layer_step=2,
+    )
+    return save(folder, Llama4ForCausalLM(config))
+
+
 FAMILIES: dict[str, Callable[[Path], Path]] = {
     "DeepSeek V2": deepseek_v2,
     "DeepSeek V3": deepseek_v3,
@@ -146,6 +164,7 @@ FAMILIES: dict[str, Callable[[Path], Path]] = {
     "Qwen3-Next": qwen3_next,
     "Jamba": jamba,
     "LFM2": lfm2,
+    "Llama 4": llama4,
 }
 
 
@@ -187,6 +206,50 @@ def make_eagle(model: Path, folder: Path) -> Path:
     made["embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
     made["fc.weight"] = torch.randn(hidden, 2 * hidden, generator=draw) * 0.2
     return _write(folder, made, {**config, "num_hidden_layers": 1})
+
+
+def add_adapter(model: Path, folder: Path, seed: int) -> Path:
+    """A LoRA adapter of a Llama, which changes its queries and values."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    draw, rank, made = torch.Generator().manual_seed(seed), 8, {}
+    for name, each in load_file(model / "model.safetensors").items():
+        if name.endswith(("q_proj.weight", "v_proj.weight")):
+            own = f"base_model.model.{name.removesuffix('.weight')}"
+            made[f"{own}.lora_A.weight"] = torch.randn(rank, each.shape[1], generator=draw) * 0.2
+            made[f"{own}.lora_B.weight"] = torch.randn(each.shape[0], rank, generator=draw) * 0.2
+    folder.mkdir()
+    save_file(made, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    kind = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none", "base_model_name_or_path": str(model)}
+    layers = {"r": rank, "lora_alpha": 2 * rank, "target_modules": ["q_proj", "v_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps({**kind, **layers}))
+    return folder
+
+
+def make_llava(folder: Path) -> Path:
+    """A Llama that sees: an image of 28 pixels a side is four tokens."""
+    from safetensors.torch import load_file, save_file
+    from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+
+    seen = {"num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28, "patch_size": 14, "projection_dim": 64}
+    config = LlavaConfig(
+        vision_config=CLIPVisionConfig(hidden_size=64, intermediate_size=128, hidden_act="gelu", **seen),
+        text_config=LlamaConfig(**COMMON, num_hidden_layers=3, head_dim=32),
+        image_token_index=VOCABULARY - 1,
+        vision_feature_layer=-1,
+    )
+    save(folder, LlavaForConditionalGeneration(config))
+    weights, was, wanted = folder / "model.safetensors", "vision_tower.", "vision_tower.vision_model."
+    named = {name.replace(was, wanted): each for name, each in load_file(weights).items()}  # as vLLM knows them
+    save_file(named, weights, metadata={"format": "pt"})
+    image = {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 28}, "crop_size": 28}
+    (folder / "preprocessor_config.json").write_text(json.dumps(image))
+    strategy = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    (folder / "processor_config.json").write_text(
+        json.dumps({"processor_class": "LlavaProcessor", "image_token": "<image>", **strategy})
+    )
+    return add_tokenizer(folder, image=VOCABULARY - 1)
 
 
 def _write(folder: Path, weights: dict[str, Any], config: dict[str, Any]) -> Path:

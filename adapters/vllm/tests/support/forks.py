@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import absent_packages
 import forks
 from engine_environments import VLLM
 
@@ -88,6 +89,7 @@ def settle() -> None:
     devices.install()
     expert_parallel.install()
     _fork_workers()
+    _allow_images()
 
 
 def _fork_workers() -> None:
@@ -109,6 +111,14 @@ def _fork_workers() -> None:
         config.scheduler_config.async_scheduling = bool(ahead)
 
     CpuPlatform.check_and_update_config = classmethod(check)
+
+
+def _allow_images() -> None:
+    """vLLM's module of LLaVA imports torchvision. `transformers` has seen that there is none, and uses Pillow."""
+    from transformers.utils import is_torchvision_available
+
+    assert not is_torchvision_available()
+    sys.meta_path.append(absent_packages.AbsentFinder())
 
 
 def become(arguments: Sequence[str]) -> None:

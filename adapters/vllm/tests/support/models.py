@@ -57,8 +57,8 @@ def make_windowed(folder: Path, window: int = 64) -> Path:
     return save(folder, Cohere2ForCausalLM(config))
 
 
-def make_hybrid(folder: Path) -> Path:
-    """Three Mamba2 layers and one of full attention."""
+def make_hybrid(folder: Path, groups: int = 2) -> Path:
+    """Three Mamba2 layers and one of full attention. The Mamba2 layers have this many groups of heads."""
     from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
 
     config = GraniteMoeHybridConfig(
@@ -71,7 +71,7 @@ def make_hybrid(folder: Path) -> Path:
         position_embedding_type="rope",
         mamba_n_heads=8,
         mamba_d_head=32,
-        mamba_n_groups=2,
+        mamba_n_groups=groups,
         mamba_d_state=16,
         mamba_d_conv=4,
         mamba_expand=2,
@@ -80,8 +80,11 @@ def make_hybrid(folder: Path) -> Path:
     return save(folder, GraniteMoeHybridForCausalLM(config))
 
 
-def add_tokenizer(folder: Path) -> Path:
-    """Let a model take texts: each word ``t70`` is the token 70, and a conversation is what was said in it."""
+def add_tokenizer(folder: Path, **named: int) -> Path:
+    """Let a model take texts: each word ``t70`` is the token 70, and a conversation is what was said in it.
+
+    With ``image=70``, the word ``<image>`` is the token 70 instead.
+    """
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -89,6 +92,8 @@ def add_tokenizer(folder: Path) -> Path:
 
     special = ["<pad>", "<bos>", "<eos>", "<unk>"]
     known = [*special, *(f"t{number}" for number in range(len(special), VOCABULARY))]
+    for name, number in named.items():
+        known[number] = f"<{name}>"
     words = Tokenizer(WordLevel({word: number for number, word in enumerate(known)}, unk_token="<unk>"))
     words.pre_tokenizer = WhitespaceSplit()
     made: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
@@ -115,24 +120,26 @@ def save(folder: Path, model: Any) -> Path:
 
 
 @functools.lru_cache(maxsize=1)
-def _loaded(folder: Path) -> Any:
+def _loaded(folder: Path, **changed: Any) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    own = {"dtype": torch.float32, "attn_implementation": "eager", **changed}
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, **own)
     return model.eval()
 
 
-def regret(folder: Path, prompt: Sequence[int], tokens: Sequence[int]) -> float:
+def regret(folder: Path, prompt: Sequence[int], tokens: Sequence[int], **changed: Any) -> float:
     """How much worse these tokens are than the best ones, by the model's own code in `transformers`, in float32.
 
     Each token is looked at behind the prompt and the tokens before it: how far its logit is below the highest, in
-    standard deviations of all logits. The worst of them counts. Zero: each token has the highest logit.
+    standard deviations of all logits. The worst of them counts. Zero: each token has the highest logit. ``changed`` has
+    what of the model's configuration `transformers` needs otherwise than vLLM.
     """
     import torch
 
     with torch.no_grad():
-        logits = _loaded(folder)(torch.tensor([[*prompt, *tokens]]), use_cache=False).logits[0]
+        logits = _loaded(folder, **changed)(torch.tensor([[*prompt, *tokens]]), use_cache=False).logits[0]
     behind = logits[len(prompt) - 1 : -1]
     taken = behind[torch.arange(len(tokens)), torch.tensor(tokens)]
     return float(((behind.max(dim=1).values - taken) / behind.std(dim=1)).max())

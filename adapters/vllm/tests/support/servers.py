@@ -45,7 +45,8 @@ class Server(HttpServer[Answer]):
         config: Its ``kv_transfer_config``.
         options: Further options of its command line.
         environment: Changes to its environment.
-        ordinary: Whether it is an ordinary process, and not forked by one that has imported vLLM.
+        ordinary: Whether it is an ordinary process, and not forked by one that has imported vLLM. It has vLLM's first
+            model runner; a forked one has the second, as on a GPU.
     """
 
     answers = Answer
@@ -70,13 +71,14 @@ class Server(HttpServer[Answer]):
             *("--compilation-config", '{"custom_ops": ["none"]}', "--kv-transfer-config", json.dumps(config)),
             *options,
         ]
-        super().__init__(name, folder, command, {**VLLM, **(environment or {})})
+        runner = {"VLLM_USE_V2_MODEL_RUNNER": str(int(not ordinary))}
+        super().__init__(name, folder, command, {**VLLM, **runner, **(environment or {})})
 
     def _start(self, command: Sequence[str], environment: dict[str, str], pipes: dict[str, Any]) -> Any:
         if self._ordinary:
             return super()._start(command, environment, pipes)
         with self.log.open("ab") as log:
-            return fork("serve", command[command.index("serve") + 1 :], environment, log)
+            return fork("serve", command[command.index("serve") + 1 :], environment, log, triton=True)
 
     def complete(
         self, prompt: Sequence[int], count: int, params: dict[str, Any] | None = None, rank: int | None = None

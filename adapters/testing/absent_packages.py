@@ -1,9 +1,9 @@
-"""Stands in for two packages that SGLang imports and that have no build for a CPU: ``sgl_kernel`` and ``torchvision``.
+"""Stands in for two packages that engines import and that have no build for a CPU: ``sgl_kernel`` and ``torchvision``.
 
-Every process of a server must have it, so `tools/engine-env.sh` puts it into the environment's site-packages, with a
-``.pth`` file that imports it. It does nothing unless ``STATELINK_ABSENT_PACKAGES=1``. Whatever SGLang takes from the
-two packages at import time is a class that allows everything. What a server really calls must not come from here: a
-result of such a call is no tensor.
+Every process of an SGLang server must have it, so `tools/engine-env.sh` puts it into the environment's site-packages, with a
+``.pth`` file that imports it. It does nothing unless ``STATELINK_ABSENT_PACKAGES=1``, or until a finder is added. Whatever an
+engine takes from the two packages at import time is a class that allows everything. What a server really calls must not come
+from here: a result of such a call is no tensor.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Stands in for two packages that engines import and that have no build for a CPU: ``sgl_kernel`` and ``torchvision``.
 
-Every process of an SGLang server must have it, so `tools/engine-env.sh` puts it into the environment's site-packages, with a
-``.pth`` file that imports it. It does nothing unless ``STATELINK_ABSENT_PACKAGES=1``, or until a finder is added. Whatever an
-engine takes from the two packages at import time is a class that allows everything. What a server really calls must not come
-from here: a result of such a call is no tensor.
+Every process of an SGLang server must have it, so `tools/engine-env.sh` puts it into the environment's site-packages,
+with a ``.pth`` file that imports it. It does nothing unless ``STATELINK_ABSENT_PACKAGES=1``, or until somebody adds the
+finder. Whatever an engine takes from the two packages at import time is a class that allows everything. What a server
+really calls must not come from here: a result of such a call is no tensor.
 """
 
 from __future__ import annotations
@@ -79,11 +79,13 @@ class AbsentFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        """Find a module of an absent package."""
         if fullname.partition(".")[0] not in ABSENT:
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        """A module that has every name."""
         return AbsentModule(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:

@@ -1,4 +1,6 @@
-"""Real engines with tiny models of large families: latents, experts, gated delta nets, Mamba1, convolutions, sinks."""
+"""Real engines with tiny models of large families: latents, experts, gated delta nets, Mamba1, convolutions, sinks,
+attention chunks.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,11 @@ EXPECTED = {
     "Qwen3-Next": "mamba",
     "Jamba": "mamba",
     "LFM2": "mamba",
+    "Llama 4": "chunked_local",
 }
 """A part of what an engine says that it moves."""
 
-EXACT = {"DeepSeek V2", "DeepSeek V3", "gpt-oss", "Jamba", "LFM2"}
+EXACT = {"DeepSeek V2", "DeepSeek V3", "gpt-oss", "Jamba", "LFM2", "Llama 4"}
 """Families whose tokens with the stand-ins are those of `transformers`. Qwen3-Next computes in bf16."""
 
 
@@ -83,7 +86,7 @@ def test_the_tokens_are_those_of_one_engine(family: str, families: Any, tmp_path
 
 
 @pytest.mark.parametrize(("prefill", "decode"), [(2, 1), (1, 2)])
-@pytest.mark.parametrize("family", ["DeepSeek V3", "Jamba", "gpt-oss"])
+@pytest.mark.parametrize("family", ["DeepSeek V3", "Jamba", "gpt-oss", "Llama 4"])
 @pytest.mark.shows("{family}, TP {prefill} to TP {decode}")
 def test_another_width(family: str, prefill: int, decode: int, families: Any, tmp_path: Path) -> None:
     own = {"tensor_parallel_size": prefill}, {"tensor_parallel_size": decode}

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.servers
 WINDOW = 64
 
 
-# vLLM normalises what leaves a Mamba2 layer by group of heads, and `transformers` over all heads: with one group, both agree.
-# Its window of Cohere2 has one token more than that of `transformers`: the token itself does not count.
+# vLLM normalises what leaves a Mamba2 layer by group of heads, and `transformers` over all heads: with one group, both
+# agree. Its window of Cohere2 has one token more than that of `transformers`: the token itself does not count.
 @pytest.mark.parametrize(
     ("make", "own", "changed"),
     [

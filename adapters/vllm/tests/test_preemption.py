@@ -1,4 +1,4 @@
-"""Prefill with too few blocks for its requests takes them away from some, and computes those again."""
+"""An engine with too few blocks for its requests takes them away from some, and computes those again."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.servers
 
+CONFIG = {"backend": "tcp", "verify": "digest"}
 BLOCKS = 40
 FEW = {
     "kv_cache_memory_bytes": BLOCKS * 3 * 2 * 32 * 2 * 32 * 4,  # layers, heads, tokens, key and value, 4 bytes
@@ -27,7 +28,7 @@ FEW = {
 def test_requests_that_prefill_preempts_arrive_whole(llama: Path, tmp_path: Path, at_once: bool) -> None:
     """Behind a router that asks both engines at once, some of their blocks are read when they are preempted."""
     listen = f"tcp://127.0.0.1:{free_port()}"
-    config = {"backend": "tcp", "verify": "digest", **({"peers": {"prefill-0": [listen]}} if at_once else {})}
+    config = {**CONFIG, **({"peers": {"prefill-0": [listen]}} if at_once else {})}
     sides = {"prefill": {"engine_id": "prefill-0", "more": {"listen": listen, "peers": {}}}} if at_once else {}
     common = {"max_model_len": 640, "enable_prefix_caching": False}  # each request is computed from its first token
     with running(Pair(tmp_path, llama, config, own=(FEW, {}), policy="fail", **sides, **common)) as pair:
@@ -47,4 +48,23 @@ def test_requests_that_prefill_preempts_arrive_whole(llama: Path, tmp_path: Path
         assert found == {name: pair.alone(prompt) for name, prompt in prompts.items()}
         assert pair.moved()[0] == len(prompts)
         assert (max(pair.prefill.ask()["chunks"]) > 1) == at_once
+        pair.settled()
+
+
+@pytest.mark.shows("preemption on decode")
+@pytest.mark.shows("no block of vLLM's pool is lost")
+def test_requests_that_decode_preempts_are_computed_there(llama: Path, tmp_path: Path) -> None:
+    """Their state came once. It is gone with their blocks, and prefill has given its own back."""
+    common = {"max_model_len": 640, "enable_prefix_caching": False}
+    few = {"kv_cache_memory_bytes": FEW["kv_cache_memory_bytes"]}
+    with running(Pair(tmp_path, llama, CONFIG, own=({}, few), policy="fail", **common)) as pair:
+        prompts = {f"many{n}": prompt_of(300 + n, 90 + 9 * n) for n in range(6)}  # 8 to 10 blocks each at the end
+        for name, prompt in prompts.items():
+            pair.prefill.add(name, prompt, 1, dict(PREFILL))
+        for name, prompt in prompts.items():
+            pair.decode.add(name, prompt, 160, pair.prefill.result(name).params)
+        found = {name: pair.decode.result(name).tokens for name in prompts}
+        assert pair.decode.ask()["preempted"] > 0
+        assert found == {name: pair.alone(prompt, 160) for name, prompt in prompts.items()}
+        assert pair.moved()[0] == len(prompts)
         pair.settled()

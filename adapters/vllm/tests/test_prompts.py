@@ -50,7 +50,8 @@ class Asked:
 
     def received(self) -> float:
         """How many requests' state came to decode."""
-        return sum(self.pair.decode.metric("vllm:statelink_transfer_bytes_count"))
+        counted: list[float] = self.pair.decode.metric("vllm:statelink_transfer_bytes_count")
+        return sum(counted)
 
     def check(self, *bodies: dict[str, Any]) -> None:
         """Each gets the tokens of one server, which differ; an answer of prefill for another is refused."""
@@ -72,7 +73,8 @@ class Asked:
     @staticmethod
     def _tokens(answer: Answer) -> list[int]:
         assert answer.status == 200, answer
-        return answer.tokens
+        tokens: list[int] = answer.tokens
+        return tokens
 
 
 @pytest.fixture(scope="module")
@@ -148,5 +150,8 @@ def test_each_image_gives_its_own_tokens(chats: Asked) -> None:
     del plain["prompt"]
     red, blue = picture((250, 10, 10)), picture((10, 10, 250))
     chats.check(
-        *({**plain, "messages": [{"role": "user", "content": [*seen, said]}]} for seen in ([red], [blue], [red, blue], []))
+        *(
+            {**plain, "messages": [{"role": "user", "content": [*seen, said]}]}
+            for seen in ([red], [blue], [red, blue], [])
+        )
     )

@@ -96,8 +96,8 @@ class Engine(OwnProcess):
         folder: Where the log is.
         options: Arguments of vLLM's engine.
         ordinary: Whether it is an ordinary process, and not forked by one that has imported vLLM.
-        runner: The version of vLLM's model runner; a GPU has 2. Triton's interpreter runs its kernels here, which only a
-            forked process can do.
+        runner: The version of vLLM's model runner; a GPU has 2. Triton's interpreter runs its kernels here, which only
+            a forked process can do.
     """
 
     def __init__(

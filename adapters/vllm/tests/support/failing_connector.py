@@ -13,7 +13,7 @@ FAILS = "fails"
 """A file of this name beside the stored state: as long as it is there, nothing is loaded, and vLLM is told so."""
 
 
-class FailingConnector(ExampleConnector):
+class FailingConnector(ExampleConnector):  # type: ignore[misc]  # of an engine without types
     """Says of each block that it should have loaded that it could not, while that file is there."""
 
     def __init__(self, *given: Any, **named: Any) -> None:

@@ -232,7 +232,13 @@ def make_llava(folder: Path) -> Path:
     from safetensors.torch import load_file, save_file
     from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
-    seen = {"num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28, "patch_size": 14, "projection_dim": 64}
+    seen: dict[str, Any] = {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+        "projection_dim": 64,
+    }
     config = LlavaConfig(
         vision_config=CLIPVisionConfig(hidden_size=64, intermediate_size=128, hidden_act="gelu", **seen),
         text_config=LlamaConfig(**COMMON, num_hidden_layers=3, head_dim=32),

@@ -115,7 +115,7 @@ def _fork_workers() -> None:
 
 def _allow_images() -> None:
     """vLLM's module of LLaVA imports torchvision. `transformers` has seen that there is none, and uses Pillow."""
-    from transformers.utils import is_torchvision_available
+    from transformers.utils.import_utils import is_torchvision_available
 
     assert not is_torchvision_available()
     sys.meta_path.append(absent_packages.AbsentFinder())

@@ -8,7 +8,7 @@ whose tokens a wrong kernel would not give; where transformers has no such model
 from __future__ import annotations
 
 from .. import events
-from . import attention, elementwise, hierarchy, recurrent, speculation
+from . import attention, elementwise, hierarchy, pinned, recurrent, speculation
 
 __all__ = ["after_imports", "before_imports"]
 
@@ -22,5 +22,5 @@ def before_imports() -> None:
 def after_imports() -> None:
     """Put the other kernels where SGLang looks for them, in this process. SGLang is imported."""
     events.install()
-    for family in (attention, elementwise, hierarchy, recurrent, speculation):
+    for family in (attention, elementwise, hierarchy, pinned, recurrent, speculation):
         family.after_imports()

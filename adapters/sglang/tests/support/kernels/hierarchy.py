@@ -1,4 +1,4 @@
-"""What the hierarchical cache calls of a card: pinned memory, and copies between it and the pool."""
+"""What the hierarchical cache calls of a card: streams, and copies between the host's memory and the pool."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["after_imports"]
 
 
 def after_imports() -> None:
-    """Host memory needs no pinning, and copies are done when they return."""
+    """Host memory needs no registration, and copies are done when they return."""
     import sglang.srt.mem_cache.pool_host.base as base
     import sglang.srt.mem_cache.pool_host.common as common
     import sglang.srt.mem_cache.pool_host.mha as pages
@@ -29,8 +29,6 @@ def after_imports() -> None:
         stream.record_event = lambda self, event=None: event or torch.cpu.Event()
     if not hasattr(stream, "query"):
         stream.query = lambda self: True
-    tensor: Any = torch.Tensor
-    tensor.pin_memory = lambda self, *given: self
 
 
 def transfer_kv_direct(

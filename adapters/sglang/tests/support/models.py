@@ -60,6 +60,12 @@ def generate(folder: Path, prompt: list[int], count: int) -> list[int]:
     return tokens
 
 
+def embeddings(folder: Path, prompt: list[int]) -> list[list[float]]:
+    """The embedding that a model has for each token of a prompt."""
+    rows: list[list[float]] = _loaded(folder).get_input_embeddings().weight[prompt].tolist()
+    return rows
+
+
 @functools.cache
 def _loaded(folder: Path) -> Any:
     import torch

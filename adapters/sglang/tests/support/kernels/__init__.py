@@ -3,12 +3,13 @@
 They are kernels only: what SGLang computes from tensors, on cards in Triton or CUDA and on some CPUs in C++. Everything
 that decides when a kernel runs, and on which pages and slots, is SGLang's own. The oracle of the tests is transformers,
 whose tokens a wrong kernel would not give; where transformers has no such model, one server without disaggregation.
+`test_kernels.py` compares the few whose Triton kernel runs on a CPU with that kernel.
 """
 
 from __future__ import annotations
 
 from .. import events
-from . import attention, elementwise, hierarchy, pinned, recurrent, speculation
+from . import attention, elementwise, hierarchy, images, pinned, recurrent, speculation
 
 __all__ = ["after_imports", "before_imports"]
 
@@ -17,6 +18,7 @@ def before_imports() -> None:
     """Put what SGLang's modules look for while they are imported, in this process."""
     recurrent.before_imports()
     elementwise.before_imports()
+    images.before_imports()
 
 
 def after_imports() -> None:

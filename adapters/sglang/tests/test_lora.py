@@ -102,3 +102,20 @@ def test_an_adapter_that_decode_does_not_have_fails_the_request(served: Served) 
     answer = served.pair.decode.ask("/generate", served.pair.body(_prompt(31, 50), lora_path="third"))
     assert answer.status == 400, answer
     assert "Got LoRA adapter that has never been loaded: third" in answer.text, answer
+
+
+def test_a_request_that_is_computed_anew_without_its_adapter_fails(served: Served) -> None:
+    """SGLang's request to prefill has no adapter, so prefill would compute with the base model's weights."""
+    decode = served.pair.decode
+    body = served.pair.body(_prompt(32, 40), 300, lora_path="second")
+    Posted(served.pair.prefill, body)
+    waits = Posted(decode, body)
+    for _ in range(1000):  # pausing takes effect only while the request runs
+        decode.tell("/pause_generation", mode="retract")
+        decode.tell("/continue_generation")
+        if waits.answered(0.2):
+            break
+    assert waits.answer().status == 500, waits.answer()
+    assert "the two sides hold different requests" in waits.answer().text, waits.answer()
+    prompt = _prompt(33, 40)
+    assert served.pair.generate(prompt, lora_path="second")[1].tokens == generate(served.models["second"], prompt, 8)

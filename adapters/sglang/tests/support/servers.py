@@ -156,9 +156,9 @@ class Alone:
     def __exit__(self, *error: object) -> None:
         self.server.kill()
 
-    def generate(self, prompt: Sequence[int], count: int = 8) -> Answer:
+    def generate(self, prompt: Sequence[int], count: int = 8, **more: Any) -> Answer:
         params = {"temperature": 0, "max_new_tokens": count, "ignore_eos": True}
-        return self.server.ask("/generate", {"input_ids": list(prompt), "sampling_params": params})
+        return self.server.ask("/generate", {"input_ids": list(prompt), "sampling_params": params, **more})
 
 
 class Posted:

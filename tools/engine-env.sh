@@ -55,7 +55,7 @@ fi
 PYTHON=$python tools/make-venv.sh "$overlay"
 site=$("$overlay/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 stamp=$overlay/.stamp
-if [ ! -e "$stamp" ] || [ -n "$(find core/pyproject.toml plugins/*/pyproject.toml adapters/*/pyproject.toml -newer "$stamp")" ]; then
+if [ ! -e "$stamp" ] || [ -n "$(find tools/engine-env.sh core/pyproject.toml plugins/*/pyproject.toml adapters/*/pyproject.toml -newer "$stamp")" ]; then
     below=$("$base/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     printf "import site; site.addsitedir('%s')\n" "$below" >"$site/statelink_base.pth"
     install "$overlay" hatchling editables

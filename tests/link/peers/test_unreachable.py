@@ -93,16 +93,25 @@ def ranks() -> Iterator[RendezvousServer]:
         yield directory
 
 
-@pytest.mark.parametrize("name", ["prefill-0", "prefill-0_dp7"])
-def test_a_name_that_nobody_has_and_others_nearly_have(ranks: RendezvousServer, name: str) -> None:
-    """Nobody waits for it."""
+def test_a_name_that_only_begins_those_that_are_registered(ranks: RendezvousServer) -> None:
+    """An engine has added to it. Nobody waits for it."""
     with link_of("decode", rendezvous=ranks.address, **{**QUICK, "liveness": FAR}) as decode:
-        room = decode.receive(1, name, 4, {"kv": [1]}, deadline=FAR)
+        room = decode.receive(1, "prefill-0", 4, {"kv": [1]}, deadline=FAR)
         assert room.wait(30) is Status.FAILED
         assert room.reason is not None
         assert room.reason.code == "peer.unknown"
         assert room.reason.cause is not None
         assert room.reason.cause.endswith(" are prefill-0_dp0, prefill-0_dp1")
+
+
+def test_a_name_with_another_number_than_those_that_are_registered(ranks: RendezvousServer) -> None:
+    """Its instance may be starting. When the wait is over, the reason lists what is there."""
+    with link_of("decode", rendezvous=ranks.address, **QUICK) as decode:
+        room = decode.receive(1, "prefill-0_dp7", 4, {"kv": [1]}, deadline=FAR)
+        assert room.wait(30) is Status.FAILED
+        assert room.reason is not None
+        assert room.reason.code == "peer.unreachable"
+        assert "and prefill-0_dp0, prefill-0_dp1 are" in str(room.reason)
 
 
 def test_a_name_is_waited_for_where_ranks_may_not_have_registered_again() -> None:

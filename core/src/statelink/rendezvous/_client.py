@@ -7,7 +7,7 @@ import socket
 import string
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -69,8 +69,9 @@ class RendezvousClient:
         self._trouble: wire.Trouble | None = None  # the connection's trouble, while the server does not answer
         # For an instance that was asked for: registered ranks, and all ranks.
         self._present: dict[str, tuple[int, int]] = {}
-        # For an instance that was asked for and is not registered: registered ones that might be meant.
-        self._alike: dict[str, set[str]] = {}
+        # For an instance that was asked for and is not registered: registered ones that might be meant. Each set is
+        # replaced, and never changed, because `explain` reads it on other threads.
+        self._alike: dict[str, frozenset[str]] = {}
         self._closing = False
         with contextlib.ExitStack() as undo:
             self._waker, self._wakee = map(undo.enter_context, socket.socketpair())
@@ -112,14 +113,12 @@ class RendezvousClient:
                 self._wake()
                 if self._asked is None:
                     self._changed.wait_for(lambda: peer in self._answers or self._closing, ANSWER_SECONDS)
-            alike = self._alike.get(peer)
-            if alike and peer not in self._answers:
+            longer = [name for name in self._alike.get(peer, ()) if _has_more(name, peer)]
+            if longer and peer not in self._answers:
                 del self._wanted[peer], self._alike[peer]
-                named = [name for name in alike if _has_more(name, peer)] or alike
-                shown = ", ".join(sorted(named)[:MOST_NAMED])
                 raise PeerError(
                     f"no instance named {peer!r:.200}",
-                    cause=f"registered with the rendezvous server at {self._server.address} are {shown}",
+                    cause=f"registered with the rendezvous server at {self._server.address} are {_listed(longer)}",
                     hint="name one of these: an engine may add the rank of data parallelism to its name",
                     code="peer.unknown",
                 )
@@ -142,7 +141,9 @@ class RendezvousClient:
             return "", ""
         present, ranks = self._present.get(str(peer), (0, 0))
         hint = "is every rank of prefill registered, under this name, with the same rendezvous server?"
-        return f"{presence(present, ranks)} registered with {server}", hint
+        alike = self._alike.get(str(peer))
+        others = f", and {_listed(alike)} are" if alike else ""
+        return f"{presence(present, ranks)} registered with {server}{others}", hint
 
     def close(self) -> None:
         """Remove the registration and end the thread. May be called twice."""
@@ -240,7 +241,7 @@ class RendezvousClient:
             self._present[message.instance] = message.present, message.ranks
             self._alike = {name: found for name, found in self._alike.items() if name in self._wanted}
             if not message.present and not message.early and message.instance not in self._alike:
-                self._alike[message.instance] = set()
+                self._alike[message.instance] = frozenset()
                 # Names that begin with a text come first among those behind it.
                 for begin in dict.fromkeys((message.instance, _without_number(message.instance))):
                     self._send(wire.Browse(sender=self._link, instance=begin, rank=0))
@@ -255,7 +256,8 @@ class RendezvousClient:
             names = {each.instance for each in message.listed}
             for wanted, alike in self._alike.items():
                 if wanted not in names:
-                    alike |= {name for name in names if _has_more(name, wanted) or _has_other_number(name, wanted)}
+                    found = {name for name in names if _has_more(name, wanted) or _has_other_number(name, wanted)}
+                    self._alike[wanted] = alike | found
 
     def _complain(self, reason: Reason | None) -> None:
         """Log a refusal once, and log when it ends."""
@@ -267,13 +269,18 @@ class RendezvousClient:
         self._complaint = reason
 
 
+def _listed(names: Iterable[str]) -> str:
+    """The first of some names, for a message."""
+    return ", ".join(sorted(names)[:MOST_NAMED])
+
+
 def _has_more(name: str, wanted: str) -> bool:
     """Whether a name is the wanted one and more, such as a rank of data parallelism."""
     return name.startswith(wanted) and name != wanted and not name[len(wanted)].isalnum()
 
 
 def _has_other_number(name: str, wanted: str) -> bool:
-    """Whether two names differ in the number at their end, such as two ranks of data parallelism."""
+    """Whether two names differ in the number at their end, such as two ranks of data parallelism, or two instances."""
     begin = _without_number(wanted)
     return name != wanted and begin != wanted and _without_number(name) == begin and name != begin
 

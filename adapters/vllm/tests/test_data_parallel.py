@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.servers
 
-CONFIG: dict[str, Any] = {"backend": "tcp", "verify": "digest", "deadline": 20.0}
+CONFIG: dict[str, Any] = {"backend": "tcp", "verify": "digest"}
 SERVERS = "--api-server-count"
 
 LAYOUTS = {
@@ -83,7 +83,8 @@ def directory_fleet(experts: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     """Two ranks that share experts behind one port, on each side. They find each other in a directory."""
     both = internal(EXPERTS, SERVERS, "1"), internal(EXPERTS, SERVERS, "1")
     with RendezvousServer() as directory:
-        config = {**CONFIG, "rendezvous": directory.address}
+        # A client may leave between prefill and decode. Prefill then holds the state until its deadline.
+        config = {**CONFIG, "rendezvous": directory.address, "deadline": 40.0}
         with running(Fleet(tmp_path_factory.mktemp("fleet"), experts, config, *both)) as fleet:
             yield fleet
 
@@ -99,7 +100,7 @@ def test_a_serial_router_knows_no_names(directory_fleet: Fleet, experts: Path) -
 def test_a_router_that_sends_to_both_at_once_names_the_rank(directory_fleet: Fleet) -> None:
     for number, source in enumerate(directory_fleet.prefill.ranks):
         prompt, target = prompt_of(400 + number, 70), directory_fleet.decode.ranks[0]
-        answer = directory_fleet.route_to_both(prompt, 6, source, target, transfer_id=f"named {number}")
+        answer = directory_fleet.route_to_both(prompt, 6, source, target, f"named {number}")
         assert answer.status == 200, answer
         assert answer.tokens == source.complete(prompt, 6).tokens
     directory_fleet.settled()
@@ -112,10 +113,8 @@ def test_a_router_that_sends_to_both_at_once_names_the_rank(directory_fleet: Fle
 @pytest.mark.shows("data parallelism, a router that names no rank, or one that is not there")
 def test_a_name_that_no_rank_has(directory_fleet: Fleet, name: str, said: str) -> None:
     """Decode says which names there are."""
-    source, target = directory_fleet.prefill.ranks[1], directory_fleet.decode.ranks[1]
-    answer = directory_fleet.route_to_both(
-        prompt_of(410, 70), 6, source, target, transfer_id=f"to {name}", remote_engine_id=name
-    )
+    sent = {"do_remote_prefill": True, "remote_engine_id": name, "transfer_id": f"to {name}"}
+    answer = directory_fleet.decode.ranks[1].complete(prompt_of(410, 70), 6, sent)
     assert answer.status == 500, answer
     logged = directory_fleet.decode.logged()
     assert said in logged
@@ -140,7 +139,7 @@ def test_a_storm_leaves_nothing_behind(directory_fleet: Fleet) -> None:
             with target.client(prompt, 100, params):
                 time.sleep(moments[number])
         elif leaves == 2:
-            return fleet.route_to_both(prompt, 4, source, target, transfer_id=f"storm {number}")
+            return fleet.route_to_both(prompt, 4, source, target, f"storm {number}")
         else:
             return fleet.route(prompt, 4, source, target)
         return None

@@ -169,11 +169,11 @@ class Fleet:
         assert params["remote_engine_id"] == source.name
         return target.complete(prompt, count, params)
 
-    def route_to_both(self, prompt: Sequence[int], count: int, source: Rank, target: Rank, **said: str) -> Answer:
+    def route_to_both(self, prompt: Sequence[int], count: int, source: Rank, target: Rank, name: str) -> Answer:
         """What a concurrent router does: both get the request at once, and decode finds prefill by its name."""
-        sent = {"do_remote_prefill": True, "remote_engine_id": source.name, **said}
+        sent = {"do_remote_prefill": True, "remote_engine_id": source.name, "transfer_id": name}
         with ThreadPoolExecutor(1) as thread:
-            first = thread.submit(source.complete, prompt, 1, {**PREFILL, "transfer_id": said["transfer_id"]})
+            first = thread.submit(source.complete, prompt, 1, {**PREFILL, "transfer_id": name})
             answer = target.complete(prompt, count, sent)
             assert first.result().status == 200
         return answer

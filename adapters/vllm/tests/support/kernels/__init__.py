@@ -2,8 +2,7 @@
 
 `cpu_kernels` beside this has those of dense attention and Mamba2, which every process of an ordinary server loads.
 Tests compare two engines with one, and all of them have these kernels: they show that state arrives. The oracle of the
-kernels is `transformers`: each token of a family is its best one. Qwen3-Next is not compared, because it computes in
-bf16.
+kernels is `transformers`: each token of a family is its best one.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ A state is ``[head, key, value]``. Keys and queries are normalised; several valu
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from typing import Any
 
@@ -63,8 +64,19 @@ def update(decay: Any, bias: Any, q: Any, k: Any, v: Any, a: Any, b: Any, pool: 
     return out.unsqueeze(1)
 
 
+def _allow_float32() -> None:
+    """vLLM's own kernels take bf16 alone. These compute in float32 anyway, and tokens of two TP widths are equal only so."""
+    import vllm.model_executor.layers.mamba.ops.cpu.gdn_attention as module
+
+    source = inspect.getsource(module.cpu_gdn_attention_core)
+    begin = source.index("    assert mixed_qkv.dtype == torch.bfloat16, (\n")
+    end = source.index("    )\n", begin) + len("    )\n")
+    exec(source[:begin] + source[end:], module.__dict__)
+
+
 def define(kernel: Any) -> None:
     """Register them."""
+    _allow_float32()
     kernel("fused_gdn_gating_cpu(Tensor decay, Tensor a, Tensor b, Tensor bias) -> (Tensor, Tensor)", gates)
     kernel(
         "chunk_gated_delta_rule_cpu(Tensor q, Tensor k, Tensor v, Tensor pace, Tensor beta, Tensor(a!) pool, "

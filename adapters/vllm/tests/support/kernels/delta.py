@@ -65,7 +65,7 @@ def update(decay: Any, bias: Any, q: Any, k: Any, v: Any, a: Any, b: Any, pool: 
 
 
 def _allow_float32() -> None:
-    """vLLM's own kernels take bf16 alone. These compute in float32 anyway, and tokens of two TP widths are equal only so."""
+    """vLLM's own kernels take bf16 alone. These compute in float32, and only so are tokens of two TP widths equal."""
     import vllm.model_executor.layers.mamba.ops.cpu.gdn_attention as module
 
     source = inspect.getsource(module.cpu_gdn_attention_core)

@@ -80,6 +80,7 @@ class Way:
             decode=decode,
             policy="fail",
             own=({}, {"enable_prefix_caching": False}),
+            runner=1,  # Triton's interpreter, which the second needs here, takes longer than a transfer
             max_model_len=longest + 2 * BLOCK,
             max_num_batched_tokens=512,
             kv_cache_memory_bytes=3 * (longest + 2 * BLOCK) * TOKEN,

@@ -1,4 +1,4 @@
-"""Two real servers, and requests that are more than token ids: LoRA adapters, embeddings as prompts, images."""
+"""Real servers, and requests of other kinds: LoRA adapters, embeddings as prompts, images, and pooling."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from engine_environments import completion
 from engine_processes import running
-from support.engines import PREFILL, prompt_of
+from support.engines import PREFILL, prompt_of, transfer
 from support.families import add_adapter, make_llava
-from support.models import add_tokenizer, make_llama
-from support.servers import ServerPair
+from support.models import add_tokenizer, embedding, make_llama
+from support.servers import Server, ServerPair
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -155,3 +155,19 @@ def test_each_image_gives_its_own_tokens(chats: Asked) -> None:
             for seen in ([red], [blue], [red, blue], [])
         )
     )
+
+
+@pytest.mark.shows("one server: a pooling model")
+def test_a_pooling_model_answers_and_hands_nothing_over(talking: Path, tmp_path: Path) -> None:
+    options = ["--runner", "pooling", "--convert", "embed", "--no-skip-tokenizer-init"]
+    server = Server("pooling", tmp_path, talking, transfer(CONFIG, kv_role="kv_both"), *options)
+    try:
+        server.wait_ready()
+        for length in (5, 100):
+            prompt = prompt_of(length, length)
+            answer = server.ask("/v1/embeddings", {"model": server.model, "input": [prompt]})
+            assert answer.status == 200, answer
+            assert answer.body["data"][0]["embedding"] == pytest.approx(embedding(talking, prompt), abs=1e-4)
+        server.wait_usage(False)
+    finally:
+        server.kill()

@@ -143,3 +143,13 @@ def regret(folder: Path, prompt: Sequence[int], tokens: Sequence[int], **changed
     behind = logits[len(prompt) - 1 : -1]
     taken = behind[torch.arange(len(tokens)), torch.tensor(tokens)]
     return float(((behind.max(dim=1).values - taken) / behind.std(dim=1)).max())
+
+
+def embedding(folder: Path, prompt: Sequence[int]) -> list[float]:
+    """What a model of embeddings says of a prompt: its last hidden state, of length one, by `transformers`."""
+    import torch
+
+    with torch.no_grad():
+        last = _loaded(folder).model(torch.tensor([list(prompt)]), use_cache=False).last_hidden_state[0, -1]
+    values: list[float] = (last / last.norm()).tolist()
+    return values

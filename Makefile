@@ -65,7 +65,8 @@ $(DOCS): $(DEV) constraints.txt
 FOUND := build/tests
 
 .PHONY: help setup demo check test again matrix docs third-party release-check soak bench gpu engine-sglang engine-sglang-smoke \
-  engine-sglang-bench engine-vllm engine-vllm-smoke engine-vllm-bench engine-cross engine-cross-smoke fix clean distclean libraries
+  engine-sglang-bench engine-sglang-differences engine-vllm engine-vllm-smoke engine-vllm-bench engine-vllm-differences \
+  engine-cross engine-cross-smoke fix clean distclean libraries
 
 help: ## List the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do \
@@ -165,6 +166,9 @@ engine-sglang-smoke: ## The part of engine-sglang that takes minutes: what is in
 engine-sglang-bench: ## Measure SGLang's own connectors and Statelink in turn, and write build/bench/sglang.json: ARGS="--help"
 	@$(SGLANG_PYTHON); PYTHONPATH=adapters/sglang/tests:adapters/testing "$$python" -W ignore -m benchmarks.sglang $(ARGS)
 
+engine-sglang-differences: ## Say how a release of SGLang differs for the adapter: ARGS=0.5.24
+	@$(SGLANG_PYTHON); "$$python" -W ignore -m tools.engine_differences sglang $(ARGS)
+
 engine-vllm: ## Run vLLM, unmodified, with Statelink: engines in processes, real servers, every test
 	@rm -f $(call ENGINE_REPORT,vllm)
 	@$(ENGINE_VLLM) $(call ENGINE_REPORTED,vllm)
@@ -175,6 +179,9 @@ engine-vllm-smoke: ## The part of engine-vllm that takes minutes: what is instal
 
 engine-vllm-bench: ## Measure vLLM's own NIXL connector and Statelink in turn, and write build/bench/vllm.json: ARGS="--help"
 	@$(VLLM_PYTHON); PYTHONPATH=adapters/vllm/tests:adapters/testing "$$python" -W ignore -m benchmarks.vllm $(ARGS)
+
+engine-vllm-differences: ## Say how a release of vLLM differs for the adapter: ARGS=0.34.0
+	@$(VLLM_PYTHON); "$$python" -W ignore -m tools.engine_differences vllm $(ARGS)
 
 # The tests run in vLLM's environment, and start servers in both.
 ENGINE_CROSS = $(SGLANG_PYTHON); STATELINK_SGLANG_PYTHON=$$(realpath -s "$$python"); export STATELINK_SGLANG_PYTHON; \

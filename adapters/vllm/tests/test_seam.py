@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +34,16 @@ def test_a_build_for_another_device_is_the_same_version(found: str, monkeypatch:
 def test_another_version_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: "0.33.1")
     assert differences() == ["vLLM 0.33.0 is expected; 0.33.1 is installed"]
+
+
+def test_the_command_tells_how_a_release_differs(tmp_path: Path) -> None:
+    """``make engine-vllm-differences``, with an unpacked wheel in which nothing but the version differs."""
+    (tmp_path / "vllm-0.34.0.dist-info").mkdir()
+    (tmp_path / "vllm-0.34.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.34.0\n")
+    command = [sys.executable, "-m", "tools.engine_differences", "vllm", str(tmp_path)]
+    root = Path(__file__).parents[3]
+    ended = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "vLLM 0.33.0 is expected; 0.34.0 is installed\n"), ended.stderr
 
 
 def _without_a_method(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,10 +43,11 @@ def fleet(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fle
     folder = tmp_path_factory.mktemp("fleet")
     balance = ["--load-balance-method", "round_robin"]
     common = ["--page-size", "16", "--chunked-prefill-size", "32"]
+    # Sixty requests at once keep five schedulers on two cores busy for up to half of these times.
     environment = {
         "SGLANG_CPU_OMP_THREADS_BIND": "0|1",
-        "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "10",
-        "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "10",
+        "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "25",
+        "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "25",
     }
     config = {"backend": "tcp", "verify": "digest"}
     with (

@@ -31,43 +31,44 @@ ENVIRONMENT = {
     "sglang": {"SGLANG_USE_CPU_ENGINE": "1", "STATELINK_ABSENT_PACKAGES": "1"},
     "vllm": {"VLLM_TARGET_DEVICE": "cpu"},
 }
+"""Lets an engine be imported where there is no device."""
 
 
 def unpacked(engine: str, version: str, folder: Path) -> Path:
     """Download a release's wheel and unpack its Python."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-    subprocess.run([*command, "--dest", str(folder), f"{engine}=={version}"], check=True)
+    if subprocess.run([*command, "--dest", str(folder), f"{engine}=={version}"], check=False).returncode:
+        sys.exit(
+            f"pip has no wheel of {engine} {version}\nhint: name another version, or a folder with an unpacked wheel"
+        )
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(folder, [name for name in packed.namelist() if not name.endswith((".so", ".cubin"))])
     return folder
 
 
-def differences(engine: str) -> list[str]:
-    """What the adapter says of the engine that this process imports."""
+def tell(engine: str) -> None:
+    """Print what the adapter says of the engine that this process imports, and end with 1 if anything differs."""
     for module in LOADED[engine]:
         importlib.import_module(module)
-    found: list[str] = importlib.import_module(f"statelink_{engine}._seam").differences()
-    return found
+    found = importlib.import_module(f"statelink_{engine}._seam").differences()
+    print(*found or [f"nothing of {engine} that the adapter uses differs"], sep="\n")
+    sys.exit(bool(found))
 
 
 def main() -> None:
     """Compare in a process of its own, which imports the release in place of the installed one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine", choices=LOADED)
-    parser.add_argument("release", nargs="?", help="a version, or a folder; without it, what is installed")
+    parser.add_argument("release", help="a version, or a folder with an unpacked wheel")
     given = parser.parse_args()
-    if given.release is None:
-        found = differences(given.engine)
-        print(*found or [f"nothing of {given.engine} that the adapter uses differs"], sep="\n")
-        sys.exit(bool(found))
     with tempfile.TemporaryDirectory() as folder:
         there = Path(given.release)
         place = there if there.is_dir() else unpacked(given.engine, given.release, Path(folder))
         path = os.pathsep.join(filter(None, (str(place.resolve()), os.environ.get("PYTHONPATH"))))
-        command = [sys.executable, "-W", "ignore", "-m", "tools.engine_differences", given.engine]
         environment = {**os.environ, **ENVIRONMENT[given.engine], "PYTHONPATH": path}
-        ended = subprocess.run(command, env=environment, check=False)
+        asked = f"from tools.engine_differences import tell; tell({given.engine!r})"
+        ended = subprocess.run([sys.executable, "-W", "ignore", "-c", asked], env=environment, check=False)
     sys.exit(ended.returncode)
 
 

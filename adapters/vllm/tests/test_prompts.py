@@ -146,7 +146,7 @@ def picture(colour: tuple[int, int, int]) -> dict[str, Any]:
 @pytest.mark.shows("two servers: images")
 def test_each_image_gives_its_own_tokens(chats: Asked) -> None:
     said = {"type": "text", "text": " ".join(f"t{each}" for each in prompt_of(4, 60))}
-    plain = {**completion(chats.pair.prefill.model, [], 8)}
+    plain = completion(chats.pair.prefill.model, [], 8)
     del plain["prompt"]
     red, blue = picture((250, 10, 10)), picture((10, 10, 250))
     chats.check(

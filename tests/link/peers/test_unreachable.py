@@ -115,14 +115,14 @@ def test_a_name_with_another_number_than_those_that_are_registered(ranks: Rendez
 
 
 def test_a_name_is_waited_for_where_ranks_may_not_have_registered_again() -> None:
-    """The directory has just started. So a rank may be there that it does not know."""
+    """The directory has just started. So an instance of just this name may be there that it does not know."""
     with (
         RendezvousServer(lifetime=FAR) as directory,
         link_of("prefill", "prefill-0_dp0", rendezvous=directory.address),
         link_of("decode", rendezvous=directory.address, **QUICK) as decode,
     ):
         until(lambda: len(directory.snapshot()["instances"]) == 2)
-        room = decode.receive(1, "prefill-0_dp1", 4, {"kv": [1]}, deadline=FAR)
+        room = decode.receive(1, "prefill-0", 4, {"kv": [1]}, deadline=FAR)
         assert room.wait(30) is Status.FAILED
         assert room.reason is not None
         assert room.reason.code == "peer.unreachable"

@@ -141,7 +141,8 @@ gpu: ## Run what needs a graphics card; without one, say what would run
 	$(BIN)/python -m tools.gpu $(ARGS)
 
 # In an environment of its own, which is kept in the user's cache. Where no interpreter is new enough, only CI fails.
-ENGINE_PYTHON = python=$$(PYTHON="$(PYTHON)" tools/engine-env.sh $(1)) || { rc=$$?; \
+# VERSION names another release of the engine than the newest.
+ENGINE_PYTHON = python=$$(PYTHON="$(PYTHON)" tools/engine-env.sh $(1) $(VERSION)) || { rc=$$?; \
     if [ "$$rc" = 3 ] && [ "$${CI:-}" != true ]; then echo "skipped: $(1) needs Python 3.11 or newer"; exit 0; fi; exit "$$rc"; }; \
   tools/mooncake-libraries.sh "$$python" || [ "$${CI:-}" != true ]; export $(2)
 ENGINE_TESTS = "$$python" -W ignore -m pytest -c adapters/$(1)/pyproject.toml --rootdir adapters/$(1) adapters/$(1)/tests
@@ -151,7 +152,7 @@ VLLM_PYTHON = $(call ENGINE_PYTHON,vllm,VLLM_TARGET_DEVICE=cpu)
 ENGINE_VLLM = $(VLLM_PYTHON); $(call ENGINE_TESTS,vllm)
 
 # A whole run reports what it found, and the table of it is written. A choice of tests leaves the table as it is.
-ENGINE_REPORT = build/engine-$(1).json
+ENGINE_REPORT = build/engine-$(1)$(VERSION:%=-%).json
 ENGINE_REPORTED = $(or $(ARGS),--engine-report=$(abspath $(ENGINE_REPORT)))
 ENGINE_TABLE = [ ! -e $(ENGINE_REPORT) ] || build/$(1)/bin/python -m tools.engine_table $(ENGINE_REPORT) adapters/$(1)/RESULTS.md
 

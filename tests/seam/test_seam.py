@@ -1,4 +1,4 @@
-"""What an adapter uses of an engine: every kind of difference is found and named, and older releases have their own table."""
+"""What an adapter uses of an engine: every kind of difference is found and named, by release."""
 
 from __future__ import annotations
 

@@ -88,7 +88,14 @@ def done(run: Run, folder: Path) -> dict[str, Any]:
     ended = subprocess.run(command, cwd=ROOT, check=False).returncode
     found: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "failures": []}
     if not report.exists():
-        return {**found, "tests": 0, "failed": 1, "skipped": 0, "seconds": 0.0, "failures": [f"make ended with {ended}"]}
+        return {
+            **found,
+            "tests": 0,
+            "failed": 1,
+            "skipped": 0,
+            "seconds": 0.0,
+            "failures": [f"make ended with {ended}"],
+        }
     suite = next(iter(ElementTree.parse(report).getroot().iter("testsuite")))
     for case in suite.iter("testcase"):
         if case.find("failure") is not None or case.find("error") is not None:

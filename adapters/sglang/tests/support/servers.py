@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import sys
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -70,7 +69,9 @@ class Server(HttpServer[Answer]):
             return fork_server(command, environment, self.log, python_of(self.name))
         path = [*map(str, PATH), environment.get("PYTHONPATH", "")]
         environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
-        return super()._start([python_of(self.name), "-W", "ignore", "-m", "support.launch", *command], environment, pipes)
+        return super()._start(
+            [python_of(self.name), "-W", "ignore", "-m", "support.launch", *command], environment, pipes
+        )
 
     def tell(self, path: str, **body: Any) -> None:
         """POST an order to the server, which must take it."""

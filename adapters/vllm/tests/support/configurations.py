@@ -25,6 +25,7 @@ def config_of(lookahead: int = 0, stages: int = 1, width: int = 1, replicas: int
         scheduler_config=SimpleNamespace(policy="fcfs"),
         model_config=SimpleNamespace(
             multimodal_config=None,
+            enable_sleep_mode=False,
             hf_text_config=text,
             hf_config=text,
             get_total_num_kv_heads=lambda: 4 * width,

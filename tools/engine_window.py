@@ -1,8 +1,8 @@
 """Runs the tests with every release of the engines that the adapters know, and with every two of them that may meet.
 
-``python -m tools.engine_window [--only TEXT]...`` runs what `make engine-window` runs: each release by itself, prefill of one
-release with decode of another, and the two engines with each other at the edges of their windows. What each run found
-is kept in ``build/window.json``, so that some of the runs can be repeated, and the table is written to
+``python -m tools.engine_window [--only TEXT]...`` runs each release by itself, prefill of one release with decode of
+another, and the two engines with each other at the edges of their windows. What each run found is kept in
+``build/window.json``, so that some of the runs can be repeated, and the table is written to
 ``adapters/cross/RESULTS.md``. Exit status 1: a test failed.
 """
 
@@ -28,8 +28,8 @@ ENGINES = {"sglang": "SGLang", "vllm": "vLLM"}
 INTRO = """\
 # What the tests with several releases found
 
-`make engine-window` wrote this file. Each row is one run: real engines on two cores, over the CPU. What a release by itself
-runs is the smoke tests and all that start servers; the newest releases run everything, and have results of their own
+`make engine-window` wrote this file. Each row is one run, with real engines on the CPU. A release by itself runs the
+smoke tests and all that start servers. The newest releases run everything, and have results of their own
 ([SGLang](../sglang/RESULTS.md), [vLLM](../vllm/RESULTS.md)). Where prefill and decode are of different releases, the
 tests compare the tokens with those of one server, also for models with recurrent state.
 

@@ -33,8 +33,8 @@ VLLM = {
 def python_of(server: str) -> str:
     """The interpreter of a server, by its name.
 
-    ``STATELINK_PREFILL_PYTHON`` and ``STATELINK_DECODE_PYTHON`` name those of other releases, for servers that are called
-    ``prefill`` and ``decode``. Every other server has the interpreter of the tests.
+    ``STATELINK_PREFILL_PYTHON`` and ``STATELINK_DECODE_PYTHON`` name those of other releases, for servers that are
+    called ``prefill`` and ``decode``. Every other server has the interpreter of the tests.
     """
     return os.environ.get(f"STATELINK_{server.upper()}_PYTHON", sys.executable)
 

@@ -64,7 +64,7 @@ def read_options(role: str, environment: Mapping[str, str] | None = None) -> Opt
 
 
 def allows(word: str) -> bool:
-    """Whether the options in the environment have a word of `ALLOWED`. False if they cannot be read, as managers say."""
+    """Whether the options in the environment have a word of `ALLOWED`. False if they are unreadable."""
     try:
         return word in read_options("prefill").allow
     except ConfigError:

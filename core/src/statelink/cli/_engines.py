@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from statelink.backend import Check, Verdict
 from statelink.errors import StatelinkError
 from statelink.hints import install_hint
 from statelink.registry import entry_points
-from statelink.seam import Seam
+
+if TYPE_CHECKING:
+    from statelink.seam import Seam
 
 __all__ = ["GROUP", "engines"]
 

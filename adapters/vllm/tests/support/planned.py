@@ -15,7 +15,13 @@ from vllm.model_executor.layers.mamba.mamba_utils import MambaStateShapeCalculat
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
-from vllm.v1.core.kv_cache_planning import get_global_kv_cache_groups, get_kv_cache_configs
+
+try:
+    from vllm.v1.core.kv_cache_planning import get_global_kv_cache_groups, get_kv_cache_configs
+except ImportError:  # before 0.33, one function makes the groups and lays them out
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
+
+    get_global_kv_cache_groups = None
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheSpec,
@@ -228,9 +234,9 @@ def plan(folder: Path, model: Planned, rank: int = 0, width: int = 1) -> tuple[C
     config.cache_config.num_gpu_blocks_override = BLOCKS
     config.cache_config.kv_cache_layout = None
     layout = resolve_kv_cache_layout(config, [list(model.layouts)], list(model.specs.values()))
-    groups = get_global_kv_cache_groups(config, [model.specs])
+    groups = [] if get_global_kv_cache_groups is None else [get_global_kv_cache_groups(config, [model.specs])]
     config.model_config.max_model_len = PLANNED_FOR
-    (made,) = get_kv_cache_configs(config, [model.specs], [1 << 40], groups)
+    (made,) = get_kv_cache_configs(config, [model.specs], [1 << 40], *groups)
     size = max(tensor.size for tensor in made.kv_cache_tensors)
     raw = torch.randint(-128, 128, (size,), dtype=torch.int8)
     tensors: dict[str, torch.Tensor] = {}

@@ -62,7 +62,7 @@ class Sender(Transfer, BaseKVSender):
         bootstrap_addr: str,
         bootstrap_room: Any,
         req_has_disagg_prefill_dp_rank: bool = False,
-        **ranks: Any,
+        **destinations: Any,
     ) -> None:
         """Ask for the room to be opened.
 
@@ -71,7 +71,7 @@ class Sender(Transfer, BaseKVSender):
             bootstrap_addr: Where the bootstrap server listens.
             bootstrap_room: The request's room.
             req_has_disagg_prefill_dp_rank: Whether the request says which DP rank has it.
-            ranks: To which ranks older releases of SGLang would have it send. The link knows them.
+            destinations: To which ranks older releases of SGLang would have it send. The link knows them.
         """
         super().__init__(mgr, bootstrap_room)
         self._patience = time.monotonic() + mgr.timeouts.bootstrap

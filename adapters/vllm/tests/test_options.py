@@ -86,7 +86,7 @@ def test_a_plain_server_is_taken() -> None:
 
 
 def test_what_was_not_tested_needs_a_word() -> None:
-    assert set(ALLOWED) == {"cuda"}
+    assert set(ALLOWED) == {"cuda", "version"}
     with pytest.raises(ConfigError, match="a cache in device memory was not tested"):
         check_server(_server(device_type="cuda"), options())
     check_server(_server(device_type="cuda"), options("cuda"))

@@ -14,8 +14,8 @@ class Behaviour(NamedTuple):
 
     Attributes:
         until: The place of the time limit in an entry of ``DecodeTransferQueue._deferred_releases``.
-        device_only: With this value of ``disaggregation_decode_host_receive_threshold``, nothing is received into memory
-            of the host.
+        device_only: The value of ``disaggregation_decode_host_receive_threshold`` with which nothing is received into
+            memory of the host.
         agrees: Whether the ranks of decode agree on the round in which they give the memory of a failed request back.
     """
 

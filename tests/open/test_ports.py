@@ -39,9 +39,7 @@ def test_processes_that_start_at_once_share_one_range_to_its_last_port() -> None
     ports = consecutive_ports(8)
     given = f"{ports[0]}-{ports[-1]}"
     command = [sys.executable, "-c", PROGRAM, given]
-    started = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)
-    ]
+    started = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     try:
         said = [each.stdout for each in started if each.stdout is not None]
         assert [each.readline() for each in said] == ["ready\n"] * 4

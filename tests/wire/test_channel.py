@@ -11,7 +11,6 @@ from contextlib import ExitStack
 
 import pytest
 import zmq
-
 from tests.helpers.ports import consecutive_ports
 
 from statelink import wire
@@ -198,7 +197,7 @@ def test_channels_share_a_range_of_ports_until_each_is_taken(channel: Open) -> N
 
 
 def test_a_range_does_not_hide_why_nobody_can_listen(channel: Open) -> None:
-    with pytest.raises(ConfigError, match="cannot listen on tcp://192.0.2.1:7100-7199: ") as refused:
+    with pytest.raises(ConfigError, match=r"cannot listen on tcp://192\.0\.2\.1:7100-7199: ") as refused:
         wire.Channel("first", "tcp://192.0.2.1:7100-7199", advertise="", keys=None, insecure=True)
     assert refused.value.hint.startswith("192.0.2.1 is no address of this host")
 

@@ -18,8 +18,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Attributes:
         host: IP address at which to listen; if empty, where the link listens. Peers always get the link's own host, so
             ``0.0.0.0`` can be used to listen on all interfaces.
-        port: Data port to listen at, or a range such as ``7200-7299``, of which the first free port is taken; 0 lets the
-            system choose. It may be the range of ``listen``: the link and the backend then take a port each.
+        port: Data port to listen at, or a range such as ``7200-7299``, of which the first free port is taken; 0 lets
+            the system choose. It may be the range of ``listen``: the link and the backend then take a port each.
         same_host_copy: Whether the receiver may read batches directly from the sender's memory, if both are on one
             machine. Both ends have to allow it, and so does the kernel. Otherwise batches go through the socket.
         permit_ptrace: Whether to ask the kernel to let *any* process of this user read (and trace) this one. If Yama

@@ -189,8 +189,8 @@ def unbound(where: ListenAddress, error: zmq.ZMQError) -> ConfigError:
     in_use = f"`ss -ltnp 'sport = :{ports}'` shows who listens there; port 0 picks a free port"
     if ports.several:
         in_use = (
-            f"each rank of this host takes a port of the range: give it more of them; `ss -ltnp 'sport >= :{ports.first} "
-            f"and sport <= :{ports.last}'` shows who listens there"
+            "each rank of this host takes a port of the range: give it more of them; "
+            f"`ss -ltnp 'sport >= :{ports.first} and sport <= :{ports.last}'` shows who listens there"
         )
     hints = {
         errno.EADDRINUSE: in_use,

@@ -83,7 +83,7 @@ class Channel:
 
     Args:
         name: This link's name; peers see it as the routing id.
-        listen: Where to listen; port 0 picks a free port, and of a range the first free one is taken. If empty, the link
+        listen: Where to listen; port 0 picks a free port. Of a range, the first free one is taken. If empty, the link
             does not listen, and nobody can dial it.
         advertise: Host under which peers reach it; the listening host when empty.
         keys: CURVE keys; ``None`` for none.

@@ -6,6 +6,7 @@ folders with the links of Kubernetes, names of pods become their addresses, and 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -13,10 +14,11 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,30 +26,30 @@ import psutil
 import yaml
 from engine_processes import READY_SECONDS, OwnProcess
 
-__all__ = ["EXAMPLES", "Flow", "Pod", "documents", "flows", "image", "mount", "named", "permitted", "pod_addresses"]
+__all__ = ["Cluster", "Container", "Flow", "Pod", "check_policies", "cluster"]
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "kubernetes"
 
 
-def documents(folder: Path) -> list[dict[str, Any]]:
+def _documents(folder: Path) -> list[dict[str, Any]]:
     """Every object of the manifests in a folder."""
     return [each for path in sorted(folder.glob("*.yaml")) for each in yaml.safe_load_all(path.read_text())]
 
 
-def named(objects: Iterable[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+def _named(objects: Iterable[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
     """The object of a kind and a name."""
     (found,) = (each for each in objects if (each["kind"], each["metadata"]["name"]) == (kind, name))
     return found
 
 
-def pod_addresses(count: int) -> list[str]:
+def _pod_addresses(count: int) -> list[str]:
     """Loopback addresses, as different from those of other test runs as chance has it."""
     first, second = random.SystemRandom().randrange(1, 255), random.SystemRandom().randrange(1, 255)
     return [f"127.{first}.{second}.{number + 1}" for number in range(count)]
 
 
-def mount(folder: Path, files: Mapping[str, str], mode: int) -> Path:
+def _mount(folder: Path, files: Mapping[str, str], mode: int) -> Path:
     """A folder as Kubernetes mounts a secret or a config map: names that are links to links of files."""
     data = folder / "..2026_11_28"
     data.mkdir(parents=True)
@@ -60,41 +62,52 @@ def mount(folder: Path, files: Mapping[str, str], mode: int) -> Path:
     return folder
 
 
+class Container(NamedTuple):
+    """What runs here in place of a container.
+
+    Attributes:
+        command: Makes what runs here of the container's command and arguments.
+        environment: Variables of the image, before those of the container.
+    """
+
+    command: Callable[[list[str]], list[str]]
+    environment: Mapping[str, str]
+
+
 class Pod(OwnProcess):
     """A pod of one container, as processes of this host.
 
     Args:
         name: Its name.
         folder: Where its log is.
-        owner: The StatefulSet or Deployment that makes it.
+        template: The template that it is made of.
         address: Its IP address.
         replaced: Parts of arguments and of variables that mean something else here, such as mounted folders.
-        command: Makes what runs here of the container's command and arguments.
-        environment: Variables of the image, before those of the container.
+        runs: What runs here.
+        given: Variables that Kubernetes adds.
     """
 
     def __init__(
         self,
         name: str,
         folder: Path,
-        owner: dict[str, Any],
+        template: dict[str, Any],
         address: str,
         replaced: Mapping[str, str],
-        command: Callable[[list[str]], list[str]],
-        environment: Mapping[str, str],
+        runs: Container,
+        given: Mapping[str, str] | None = None,
     ) -> None:
-        template = owner["spec"]["template"]
         self.labels: dict[str, str] = template["metadata"]["labels"]
         self.grace = float(template["spec"]["terminationGracePeriodSeconds"])
         (self.container,) = template["spec"]["containers"]
         self.address = address
         # What listens on every interface of a pod must not take the ports of other pods here.
         self._replaced = {"0.0.0.0": address, **replaced}
-        variables: dict[str, str] = {}
+        variables = dict(given or {})
         for each in self.container.get("env", []):
             variables[each["name"]] = address if "valueFrom" in each else self._filled(each["value"], variables)
-        given = [self._filled(each, variables) for each in self.container["command"] + self.container["args"]]
-        super().__init__(name, folder, command(given), {**environment, **variables})
+        command = [self._filled(each, variables) for each in self.container["command"] + self.container["args"]]
+        super().__init__(name, folder, runs.command(command), {**runs.environment, **variables})
 
     def _filled(self, text: str, variables: Mapping[str, str]) -> str:
         """A text with the variables and the replaced parts."""
@@ -229,3 +242,114 @@ def image(dockerfile: Path, folder: Path, python: str) -> Path:
         else:
             assert word in ("FROM", "#", ""), f"nobody knows this here: {line}"
     return packages
+
+
+class Cluster(NamedTuple):
+    """What ``kubectl apply`` makes of the manifests of an engine.
+
+    Attributes:
+        objects: The manifests.
+        prefill: The prefill server.
+        decodes: The decode servers.
+        router: The router.
+    """
+
+    objects: list[dict[str, Any]]
+    prefill: Pod
+    decodes: list[Pod]
+    router: Pod
+
+    @property
+    def servers(self) -> list[Pod]:
+        """Prefill, and then decode."""
+        return [self.prefill, *self.decodes]
+
+    def succeeded(self) -> list[int]:
+        """How many rooms succeeded on each server, as Prometheus scrapes it by the ServiceMonitor."""
+        (monitor,) = (each for each in self.objects if each["kind"] == "ServiceMonitor")
+        (endpoint,) = monitor["spec"]["endpoints"]
+        found = []
+        for pod in self.servers:
+            assert _selects(monitor["spec"]["selector"], pod.labels)
+            _, text = pod.get(endpoint["port"], endpoint["path"])
+            rooms = [line for line in text.splitlines() if line.startswith("statelink_rooms_total{")]
+            found.append(int(sum(float(line.split()[-1]) for line in rooms if 'outcome="succeeded"' in line)))
+        return found
+
+
+@contextlib.contextmanager
+def cluster(engine: str, folder: Path, model: Path, server: Container, router: Mapping[str, str]) -> Iterator[Cluster]:
+    """Every pod of the manifests of an engine, ready; all are ended afterwards.
+
+    Args:
+        engine: The folder of the manifests.
+        folder: Where everything is that the pods need, and their logs.
+        model: What is in the volume of models.
+        server: What runs in place of a server.
+        router: Variables of the image, for the router.
+    """
+    objects = _documents(EXAMPLES / engine)
+    packages = {"PYTHONPATH": str(image(EXAMPLES / engine / "Dockerfile", folder / "built", sys.executable))}
+    for role in ("prefill", "decode"):
+        command = [sys.executable, "-m", "statelink_command", "keys", "new", str(folder / role)]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+    public = {f"{role}.pub": (folder / f"{role}.pub").read_text() for role in ("prefill", "decode")}
+    allowed = _mount(folder / "allowed", public, 0o644)
+    path = [*packages.values(), *filter(None, [server.environment.get("PYTHONPATH")])]
+    # Pods of several hosts have no memory in common: UCX's other transports within a host are off.
+    environment = {**server.environment, "PYTHONPATH": os.pathsep.join(path), "UCX_TLS": "tcp,self"}
+    addresses = iter(_pod_addresses(8))
+    hosts: dict[str, str] = {}
+    with contextlib.ExitStack() as stack:
+
+        def start(role: str) -> list[Pod]:
+            owner = _named(objects, "StatefulSet", f"{engine}-{role}")
+            made = []
+            for number in range(owner["spec"]["replicas"]):
+                secret = _mount(folder / f"secret-{role}-{number}", {"key": (folder / role).read_text()}, 0o400)
+                replaced = {
+                    "/models/model": str(model),
+                    "/run/statelink/secret": str(secret),
+                    "/run/statelink/allowed": str(allowed),
+                }
+                name, address = f"{engine}-{role}-{number}", next(addresses)
+                template, runs = owner["spec"]["template"], server._replace(environment=environment)
+                made.append(Pod(name, folder, template, address, replaced, runs))
+                stack.callback(made[-1].kill)
+                hosts[f"{name}.{owner['spec']['serviceName']}:"] = f"{address}:"
+            return made
+
+        prefills, decodes = start("prefill"), start("decode")
+        behind = _named(objects, "Deployment", f"{engine}-router")["spec"]["template"]
+        runs = Container(lambda given: [sys.executable, "-W", "ignore", *given[1:]], {**packages, **router})
+        pod = Pod(f"{engine}-router", folder, behind, next(addresses), hosts, runs)
+        stack.callback(pod.kill)
+        for each in (*prefills, *decodes, pod):
+            each.wait_ready()
+        (prefill,) = prefills
+        yield Cluster(objects, prefill, decodes, pod)
+
+
+def check_policies(made: Cluster, control: range, data: range, http: int) -> None:
+    """Check the network policies: they admit every connection that there is between pods, and refuse others."""
+    policies = [each for each in made.objects if each["kind"] == "NetworkPolicy"]
+    pods = {pod.name: pod for pod in (*made.servers, made.router)}
+
+    def refused(each: Flow) -> bool:
+        return not permitted(policies, pods[each.source], pods[each.target], each.port)
+
+    found = flows(list(pods.values()))
+    assert not [each for each in found if refused(each)]
+    prefill, router = made.prefill.name, made.router.name
+    decode, other = (pod.name for pod in made.decodes)
+    assert any(each[:2] == (decode, prefill) and each.port in control for each in found), found
+    assert any({each.source, each.target} == {decode, prefill} and each.port in data for each in found), found
+    for each in (
+        Flow(prefill, decode, control[0]),
+        Flow(decode, prefill, http),
+        Flow(router, prefill, control[0]),
+        Flow(router, decode, data[0]),
+        Flow(router, decode, made.prefill.ports["metrics"]),
+        Flow(other, decode, data[0]),
+    ):
+        assert refused(each), each

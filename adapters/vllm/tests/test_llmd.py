@@ -1,0 +1,163 @@
+"""What llm-d's sidecar sends in its mode ``nixlv2``: to prefill, and with prefill's answer to decode.
+
+The sidecar is a program of Go that is not here. `Sidecar` sends its requests, field by field.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import random
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.engines import prompt_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from support.servers import Answer, Server, ServerPair
+
+pytestmark = pytest.mark.servers
+
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+LIMITS = ("max_tokens", "max_completion_tokens", "min_tokens")
+
+
+class Sidecar:
+    """Beside decode: it has a request computed by prefill first. The client's own fields go to decode.
+
+    Args:
+        pair: The servers.
+        path: Where a client posts.
+        lost: How many answers of prefill are lost on their way, such as by a gateway that answers 502 or 504.
+    """
+
+    def __init__(self, pair: ServerPair, path: str = COMPLETIONS, lost: int = 0) -> None:
+        self._pair, self._path, self._lost = pair, path, lost
+
+    def prefill(self, body: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Post to prefill, again after each answer that is lost: the same body under the same id."""
+        asked = {
+            **body,
+            "kv_transfer_params": {
+                "do_remote_decode": True,
+                "do_remote_prefill": False,
+                "remote_engine_id": None,
+                "remote_block_ids": None,
+                "remote_host": None,
+                "remote_port": None,
+            },
+            "stream": False,
+        }
+        asked.pop("stream_options", None)
+        if self._path == RESPONSES:
+            asked["max_output_tokens"] = 1
+        else:
+            asked |= dict.fromkeys(LIMITS, 1)
+        for attempt in range(self._lost + 1):
+            answer = self._pair.prefill.ask(self._path, asked, headers=self.headers)
+            assert answer.status == 200, (attempt, answer)
+        params: dict[str, Any] | None = answer.body.get("kv_transfer_params")
+        return params
+
+    def post(self, body: Mapping[str, Any]) -> Answer:
+        """The client's request: what decode answers."""
+        self.headers = {"x-request-id": str(uuid.uuid1())}
+        params = self.prefill(body)
+        return self._pair.decode.ask(self._path, {**body, "kv_transfer_params": params}, headers=self.headers)
+
+
+def request(pair: ServerPair, seed: int, length: int = 300, **more: Any) -> dict[str, Any]:
+    """A client's request."""
+    return {**pair.decode.body(prompt_of(seed, length), 8), **more}
+
+
+def received(server: Server) -> float:
+    """How many requests got their state."""
+    return sum(server.metric("vllm:statelink_transfer_bytes_count"))
+
+
+@pytest.mark.shows("llm-d: the requests of its sidecar, one after the other (nixlv2)")
+@pytest.mark.parametrize("limits", [{}, {"min_tokens": 3}])
+def test_the_tokens_are_those_of_one_server(pair: ServerPair, limits: dict[str, Any]) -> None:
+    body, before = request(pair, random.randrange(1 << 30), **limits), received(pair.decode)
+    answer = Sidecar(pair).post(body)
+    assert answer.status == 200, answer
+    assert answer.tokens == pair.prefill.ask(COMPLETIONS, body).tokens
+    pair.decode.wait_counted("vllm:statelink_transfer_bytes_count", before + 1)
+    pair.settled()
+
+
+def test_a_conversation(pair: ServerPair) -> None:
+    said = " ".join(f"w{number}" for number in random.sample(range(200), 60))
+    body = {
+        "model": pair.decode.model,
+        "messages": [{"role": "user", "content": said}],
+        "temperature": 0,
+        "max_completion_tokens": 8,
+        "return_token_ids": True,
+    }
+    before = received(pair.decode)
+    answer = Sidecar(pair, CHAT).post(body)
+    assert answer.status == 200, answer
+    assert answer.tokens == pair.prefill.ask(CHAT, body).tokens
+    pair.decode.wait_counted("vllm:statelink_transfer_bytes_count", before + 1)
+    pair.settled()
+
+
+def test_a_stream(pair: ServerPair) -> None:
+    """Prefill's request is none, and decode's has the client's ``stream_options``."""
+    body = request(pair, random.randrange(1 << 30), stream=True, stream_options={"include_usage": True})
+    answer = Sidecar(pair).post(body)
+    assert answer.status == 200, answer
+    events = [
+        json.loads(line.removeprefix("data: ")) for line in answer.body.splitlines() if line.startswith("data: {")
+    ]
+    assert events[-1]["usage"]["completion_tokens"] == 8
+    tokens = [token for each in events for choice in each["choices"] for token in choice["token_ids"] or ()]
+    plain = {key: value for key, value in body.items() if not key.startswith("stream")}
+    assert tokens == pair.prefill.ask(COMPLETIONS, plain).tokens
+    pair.settled()
+
+
+@pytest.mark.shows("llm-d: an answer of prefill that is lost, and asked for again, holds nothing")
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_an_answer_that_is_lost_holds_nothing(pair: ServerPair, path: str) -> None:
+    """Prefill's ``deadline`` is 120 s, which is more than `settled` waits."""
+    body = request(pair, random.randrange(1 << 30))
+    if path == CHAT:
+        said = " ".join(f"w{number}" for number in random.sample(range(200), 60))
+        body = {"model": pair.decode.model, "messages": [{"role": "user", "content": said}], "temperature": 0}
+        body |= {"max_completion_tokens": 8, "return_token_ids": True}
+    before = received(pair.decode)
+    answer = Sidecar(pair, path, lost=2).post(body)
+    assert answer.status == 200, answer
+    assert answer.tokens == pair.prefill.ask(path, body).tokens
+    pair.decode.wait_counted("vllm:statelink_transfer_bytes_count", before + 1)
+    pair.settled()
+
+
+@contextlib.contextmanager
+def leaving(server: Server, body: Mapping[str, Any], headers: Mapping[str, str]) -> Iterator[None]:
+    """A client that posts, and goes away at the end of the block."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    try:
+        connection.request("POST", COMPLETIONS, json.dumps(body), {"Content-Type": "application/json", **headers})
+        yield
+    finally:
+        connection.close()
+
+
+def test_a_client_that_leaves_holds_nothing(pair: ServerPair) -> None:
+    """Prefill has answered. The sidecar ends decode's request, and tells prefill nothing."""
+    for seed in range(4):
+        sidecar = Sidecar(pair)
+        body = request(pair, 8000 + seed, 600)
+        sidecar.headers = {"x-request-id": str(uuid.uuid1())}
+        params = sidecar.prefill(body)
+        with leaving(pair.decode, {**body, "kv_transfer_params": params}, sidecar.headers):
+            pair.decode.wait_usage(True)
+        pair.settled()

@@ -289,10 +289,11 @@ def cluster(engine: str, folder: Path, model: Path, server: Container, router: M
         router: Variables of the image, for the router.
     """
     objects = _documents(EXAMPLES / engine)
-    packages = {"PYTHONPATH": str(image(EXAMPLES / engine / "Dockerfile", folder / "built", sys.executable))}
+    built = image(EXAMPLES / engine / "Dockerfile", folder / "built", sys.executable)
+    packages = {"PYTHONPATH": str(built)}
     for role in ("prefill", "decode"):
-        command = [sys.executable, "-m", "statelink_command", "keys", "new", str(folder / role)]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        command = [sys.executable, str(built / "bin" / "statelink"), "keys", "new", str(folder / role)]
+        subprocess.run(command, env={**os.environ, **packages}, check=True, capture_output=True, timeout=60)
     public = {f"{role}.pub": (folder / f"{role}.pub").read_text() for role in ("prefill", "decode")}
     allowed = _mount(folder / "allowed", public, 0o644)
     path = [*packages.values(), *filter(None, [server.environment.get("PYTHONPATH")])]

@@ -1,6 +1,6 @@
-"""What llm-d's sidecar sends in its mode ``nixlv2``: to prefill, and with prefill's answer to decode.
+"""What llm-d's sidecar sends: to prefill, and with prefill's answer to decode (``nixlv2``); or to both at once.
 
-The sidecar is a program of Go that is not here. `Sidecar` sends its requests, field by field.
+The sidecar is a program of Go that is not here. The requests here are its own, field by field.
 """
 
 from __future__ import annotations
@@ -9,16 +9,27 @@ import contextlib
 import http.client
 import json
 import random
+import subprocess
+import sys
+import time
+import urllib.request
 import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from engine_processes import free_port, running
 from support.engines import prompt_of
+from support.servers import ServerPair
+
+from statelink.rendezvous import RendezvousServer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
+    from pathlib import Path
 
-    from support.servers import Answer, Server, ServerPair
+    from support.servers import Answer, Server
 
 pytestmark = pytest.mark.servers
 
@@ -155,9 +166,73 @@ def test_a_client_that_leaves_holds_nothing(pair: ServerPair) -> None:
     """Prefill has answered. The sidecar ends decode's request, and tells prefill nothing."""
     for seed in range(4):
         sidecar = Sidecar(pair)
-        body = request(pair, 8000 + seed, 600)
+        body = request(pair, 8000 + seed, 600, max_tokens=300)
         sidecar.headers = {"x-request-id": str(uuid.uuid1())}
         params = sidecar.prefill(body)
         with leaving(pair.decode, {**body, "kv_transfer_params": params}, sidecar.headers):
             pair.decode.wait_usage(True)
         pair.settled()
+
+
+@pytest.fixture(scope="module")
+def named(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPair]:
+    """Two servers that find each other by name in a directory."""
+    folder = tmp_path_factory.mktemp("named")
+    with RendezvousServer() as directory:
+        config = {"backend": "tcp", "rendezvous": directory.address}
+        with running(ServerPair(folder, llama, config)) as made:
+            yield made
+
+
+@pytest.fixture
+def bootstrap(tmp_path: Path) -> Iterator[str]:
+    """The web server of docs/llm-d.md, which answers ``GET /query``."""
+    (tmp_path / "query").write_text('{"0": {"engine_id": "prefill-0"}}\n')
+    port = str(free_port())
+    command = [sys.executable, "-m", "http.server", port, "--bind", "127.0.0.1", "--directory", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.kill()
+
+
+def query(address: str) -> dict[str, dict[str, str]]:
+    """What the sidecar asks prefill's host once."""
+    until = time.monotonic() + 30
+    while True:
+        try:
+            with urllib.request.urlopen(f"{address}/query", timeout=5) as answer:
+                found: dict[str, dict[str, str]] = json.loads(answer.read())
+                return found
+        except OSError:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+
+@pytest.mark.shows("llm-d: the requests of its sidecar to both servers at once (mooncake)")
+def test_the_mode_for_mooncake_sends_to_both_at_once(named: ServerPair, bootstrap: str) -> None:
+    ((rank, entry),) = query(bootstrap).items()
+    for seed in range(3):
+        body, before = request(named, 9000 + seed), received(named.decode)
+        transfer = f"xfer-{uuid.uuid4()}"
+        asked = {**body, "stream": False, **dict.fromkeys(LIMITS, 1)}
+        asked["kv_transfer_params"] = {
+            "do_remote_prefill": False,
+            "do_remote_decode": True,
+            "transfer_id": transfer,
+        }
+        wanted = {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "transfer_id": transfer,
+            "remote_bootstrap_addr": bootstrap,
+            "remote_engine_id": entry["engine_id"],
+        }
+        with ThreadPoolExecutor(1) as thread:
+            first = thread.submit(named.prefill.ask, COMPLETIONS, asked, headers={"X-data-parallel-rank": rank})
+            answer = named.decode.ask(COMPLETIONS, {**body, "kv_transfer_params": wanted})
+            assert first.result().status == 200
+        assert answer.tokens == named.prefill.ask(COMPLETIONS, body).tokens
+        named.decode.wait_counted("vllm:statelink_transfer_bytes_count", before + 1)
+    named.settled()

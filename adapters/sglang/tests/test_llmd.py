@@ -60,7 +60,8 @@ class Sidecar:
         Posted(self._pair.prefill, body)
         answer = self._pair.decode.ask("/generate", body)
         assert answer.status == 200, answer
-        return answer.tokens
+        tokens: list[int] = answer.tokens
+        return tokens
 
     def post_and_leave(self, prompt: list[int], seconds: float) -> Posted:
         """A client that leaves after some seconds. Decode's connection is closed, and prefill's request goes on."""

@@ -88,7 +88,8 @@ def request(pair: ServerPair, seed: int, length: int = 300, **more: Any) -> dict
 
 def received(server: Server) -> float:
     """How many requests got their state."""
-    return sum(server.metric("vllm:statelink_transfer_bytes_count"))
+    counted: list[float] = server.metric("vllm:statelink_transfer_bytes_count")
+    return sum(counted)
 
 
 @pytest.mark.shows("llm-d: the requests of its sidecar, one after the other (nixlv2)")

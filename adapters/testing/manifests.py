@@ -264,12 +264,12 @@ class Cluster(NamedTuple):
         """Prefill, and then decode."""
         return [self.prefill, *self.decodes]
 
-    def succeeded(self) -> list[int]:
-        """How many rooms succeeded on each server, as Prometheus scrapes it by the ServiceMonitor."""
+    def succeeded(self, *pods: Pod) -> list[int]:
+        """How many rooms succeeded on servers, by default on each, as Prometheus scrapes it by the ServiceMonitor."""
         (monitor,) = (each for each in self.objects if each["kind"] == "ServiceMonitor")
         (endpoint,) = monitor["spec"]["endpoints"]
         found = []
-        for pod in self.servers:
+        for pod in pods or self.servers:
             assert _selects(monitor["spec"]["selector"], pod.labels)
             _, text = pod.get(endpoint["port"], endpoint["path"])
             rooms = [line for line in text.splitlines() if line.startswith("statelink_rooms_total{")]

@@ -12,12 +12,12 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from engine_environments import VLLM, completion
 from manifests import Cluster, Container, Pod, check_policies, cluster
-from support.engines import prompt_of
+from support.engines import PREFILL, prompt_of
 from support.servers import ON_A_CPU
 
 if TYPE_CHECKING:
@@ -37,13 +37,20 @@ def applied(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
         yield made
 
 
-def complete(pod: Pod, prompt: Sequence[int], count: int) -> tuple[int, list[int]]:
-    """The status and the tokens of a completion, by a server or through the router."""
-    body = json.dumps(completion("model", prompt, count)).encode()
+def ask(pod: Pod, prompt: Sequence[int], count: int, **more: Any) -> dict[str, Any]:
+    """The answer to a request for a completion, by a server or through the router."""
+    body = json.dumps({**completion("model", prompt, count), **more}).encode()
     url = f"http://{pod.address}:{pod.ports['http']}/v1/completions"
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=120) as answer:
-        return answer.status, json.loads(answer.read())["choices"][0]["token_ids"]
+        found: dict[str, Any] = json.loads(answer.read())
+        return found
+
+
+def complete(pod: Pod, prompt: Sequence[int], count: int, **more: Any) -> list[int]:
+    """The tokens of such an answer."""
+    tokens: list[int] = ask(pod, prompt, count, **more)["choices"][0]["token_ids"]
+    return tokens
 
 
 @pytest.mark.shows("manifests for Kubernetes: one prefill, two decodes and a router, with keys, over nixl")
@@ -73,7 +80,7 @@ def test_the_network_policies_admit_what_the_pods_do_and_no_more(applied: Cluste
 
 
 def test_a_pod_that_ends_serves_the_requests_that_it_has(applied: Cluster) -> None:
-    """The last test: it ends a decode server, and then prefill."""
+    """It ends a decode server, which no later test uses."""
     decode, prompt = applied.decodes[1], prompt_of(20, 100)
     expected = complete(applied.prefill, prompt, 600)
     with ThreadPoolExecutor(1) as thread:
@@ -85,8 +92,19 @@ def test_a_pod_that_ends_serves_the_requests_that_it_has(applied: Cluster) -> No
         decode.terminate()
         assert answer.result() == expected
     assert decode.wait_end(decode.grace) == 0
-    applied.prefill.terminate()
-    assert applied.prefill.wait_end(applied.prefill.grace) == 0
+
+
+def test_a_prefill_that_ends_keeps_what_decode_has_not_fetched(applied: Cluster) -> None:
+    """The last test: it ends prefill."""
+    prefill, (decode, _) = applied.prefill, applied.decodes
+    prompt = prompt_of(30, 100)
+    expected, before = complete(prefill, prompt, 8), applied.succeeded(decode)[0]
+    first = ask(prefill, prompt, 1, kv_transfer_params=PREFILL)
+    prefill.terminate()
+    prefill.wait_logged("start mode=drain")
+    assert complete(decode, prompt, 8, kv_transfer_params=first["kv_transfer_params"]) == expected
+    assert applied.succeeded(decode)[0] == before + 1
+    assert prefill.wait_end(prefill.grace) == 0
 
 
 def _running(pod: Pod) -> bool:

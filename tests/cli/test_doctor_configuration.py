@@ -28,6 +28,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"listen": "tcp://0.0.0.0:0", "insecure": True}, "config.advertise", "set 'advertise'"),
     ({"advertise": "a..b"}, "config.advertise", "write a host name"),
     ({"listen": "tcp://a..b:0", "insecure": True}, "config.listen", "write an IP address"),
+    ({"listen": "tcp://127.0.0.1:7199-7100"}, "config.listen", "tcp://host:port, or a range of ports"),
     ({"rendezvous": "foo"}, "config", "tcp://host:port"),
     ({"rendezvous": "etcd://nowhere"}, "config.etcd", "write etcd://host:2379"),
     ({"peers": {"p": ["10.0.0.1:5"]}}, "config", "tcp://host:port"),

@@ -14,7 +14,7 @@ from tests.helpers import peers
 from tests.helpers.links import DECODE, PREFILL, keys
 
 from statelink import wire
-from statelink.errors import WireError
+from statelink.errors import ConfigError, WireError
 from statelink.rendezvous import RendezvousClient, RendezvousServer
 
 LIFETIME = 600.0
@@ -99,6 +99,13 @@ def test_an_instance_is_there_when_every_distinct_rank_is(server: Server) -> Non
     assert server.instances == {"p": "3 of 3"}
     server.leave("p.1")
     assert server.found() == ([], 2, 3)
+
+
+def test_a_server_listens_at_one_port() -> None:
+    with pytest.raises(ConfigError, match="a rendezvous server listens at one port") as caught:
+        RendezvousServer("tcp://127.0.0.1:7400-7410")
+    assert caught.value.code == "config.listen"
+    assert caught.value.hint == "write one port, such as tcp://10.0.0.5:7400"
 
 
 def test_ranks_expire_unless_they_speak(server: Server) -> None:

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 import zmq
+from tests.helpers.ports import consecutive_ports
 
 from statelink import wire
 from statelink.errors import ConfigError, PeerError
@@ -161,6 +162,10 @@ def test_ipv6_addresses_keep_their_brackets(channel: Open) -> None:
     decode.dial(prefill.endpoint)
     decode.send(ping("decode"), str(prefill.endpoint))
     assert receive(prefill) == [(ping("decode"), None)]
+    first, second = consecutive_ports(2, "::1")
+    where = f"tcp://[::1]:{first}-{second}"
+    addresses = [channel(name, where).endpoint.address for name in ("one", "two")]
+    assert addresses == [f"tcp://[::1]:{first}", f"tcp://[::1]:{second}"]
 
 
 def test_an_address_in_use_is_a_configuration_error(channel: Open) -> None:
@@ -172,6 +177,29 @@ def test_an_address_in_use_is_a_configuration_error(channel: Open) -> None:
         channel("second", first.endpoint.address)
     assert refused.value.code == "config.listen"
     assert refused.value.hint == f"`ss -ltnp 'sport = :{port}'` shows who listens there; port 0 picks a free port"
+
+
+def test_channels_share_a_range_of_ports_until_each_is_taken(channel: Open) -> None:
+    ports = consecutive_ports(3)
+    where = f"tcp://127.0.0.1:{ports[0]}-{ports[-1]}"
+    made = [channel(f"rank-{number}", where) for number in ports]
+    assert [each.endpoint.address for each in made] == [f"tcp://127.0.0.1:{port}" for port in ports]
+    made[2].dial(made[0].endpoint)
+    made[2].send(ping(f"rank-{ports[2]}"), str(made[0].endpoint))
+    assert receive(made[0]) == [(ping(f"rank-{ports[2]}"), None)]
+    with pytest.raises(ConfigError, match=f"cannot listen on {where}: every port from .* is in use") as refused:
+        channel("one too many", where)
+    assert refused.value.code == "config.listen"
+    assert "give it more of them" in refused.value.hint
+    assert f"'sport >= :{ports[0]} and sport <= :{ports[-1]}'" in refused.value.hint
+    made[1].close()
+    assert channel("next", where).endpoint.address == f"tcp://127.0.0.1:{ports[1]}"
+
+
+def test_a_range_does_not_hide_why_nobody_can_listen(channel: Open) -> None:
+    with pytest.raises(ConfigError, match=r"cannot listen on tcp://192\.0\.2\.1:7100-7199: ") as refused:
+        wire.Channel("first", "tcp://192.0.2.1:7100-7199", advertise="", keys=None, insecure=True)
+    assert refused.value.hint.startswith("192.0.2.1 is no address of this host")
 
 
 @pytest.mark.parametrize(

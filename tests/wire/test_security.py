@@ -68,6 +68,55 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "host", "first", "last"),
+    [
+        ("tcp://127.0.0.1:0", "127.0.0.1", 0, 0),
+        ("tcp://node-7.fleet:7100-7199", "node-7.fleet", 7100, 7199),
+        ("tcp://[fe80::1]:7100-65535", "fe80::1", 7100, 65535),
+        ("tcp://*:1-1", "*", 1, 1),
+    ],
+)
+def test_where_to_listen_is_read(text: str, host: str, first: int, last: int) -> None:
+    where = wire.parse_listen(text)
+    assert where == (host, (first, last))
+    assert str(where) == text.replace("1-1", "1")
+
+
+PORT = "a port is between 0 and 65535, and a range is written as 7100-7199"
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("tcp://host:7199-7100", "the range of ports begins at 7199, which is above its end, 7100"),
+        ("tcp://host:0-7100", "port 0 lets the system choose a port, and so it begins no range"),
+        ("tcp://host:7100-65536", PORT),
+        ("tcp://host:65536", PORT),
+        ("tcp://host:7100-", PORT),
+        ("tcp://host:-7100", PORT),
+        ("tcp://host:7100-7110-7120", PORT),
+        ("tcp://host:7100--7110", PORT),
+        ("tcp://host:", ""),
+        ("tcp://host:7100..7110", ""),
+        ("tcp://host:7100-7110@key", ""),
+        (f"tcp://host:7100@{URL}", ""),
+        ("tcp://127.0.0.1:0;10.0.0.9:5000", ""),
+        ("host:7100-7110", ""),
+    ],
+)
+def test_where_nobody_can_listen_is_refused(text: str, cause: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        wire.parse_listen(text)
+    assert (caught.value.code, caught.value.reason.cause) == ("config.listen", cause)
+    assert caught.value.hint == "tcp://host:port, or a range of ports: tcp://host:7100-7199"
+
+
+def test_an_address_to_dial_has_one_port() -> None:
+    with pytest.raises(ConfigError, match="is not an address"):
+        wire.parse_endpoint("tcp://host:7100-7199")
+
+
+@pytest.mark.parametrize(
     "key",
     ["", "short", "x" * 42, "x" * 44, "x" * 43, f"{URL}=", f"{URL}@{URL}", "é" * 43, " " * 43, "A" * 42 + "B", PUBLIC],
 )

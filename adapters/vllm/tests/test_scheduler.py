@@ -81,6 +81,58 @@ def test_the_first_of_a_list_of_prompts_is_sent(configuration: Path) -> None:
     assert found == [tokens_of(prompt, 4) for prompt in prompts]
 
 
+@pytest.mark.parametrize("kind", ["full", "recurrent"])
+def test_of_a_request_that_a_router_sends_again_only_the_last_state_is_held(configuration: Path, kind: str) -> None:
+    """The first answer was lost. Nobody asks for its state, and another client's request is no repetition of it."""
+    pair = pair_for(configuration, "full", kind) if kind != "full" else pair_for(configuration)
+    first, again, other, another = "cmpl-a-0-0123abcd", "cmpl-a-0-89abcdef", "cmpl-b-0-01234567", "cmpl-a-0-76543210"
+    prefill, decode = pair.engines
+    prefill.add(first, PROMPT, 1, PREFILL)
+    answers(prefill, first)
+    for name, prompt in ((again, PROMPT), (other, PROMPT), (another, STREAMS[1][: len(PROMPT)])):
+        prefill.add(name, prompt, 1, PREFILL)
+    given = answers(prefill, again, other, another)
+    held = [room for room in pair.network.rooms["send"] if not room.given_up]
+    assert [str(room.room) for room in held] == [each["room"] for each in given]
+    prompts = (PROMPT, PROMPT, STREAMS[1][: len(PROMPT)])
+    for name, prompt, params in zip((again, other, another), prompts, given, strict=True):
+        decode.add(name, prompt, 4, params)
+    pair.settle()
+    for name, prompt in zip((again, other, another), prompts, strict=True):
+        assert decode.ended[name].tokens == tokens_of(prompt, 4)
+    assert len(pair.network.rooms["receive"]) == 3
+
+
+def test_a_state_that_decode_has_asked_for_is_not_given_up(configuration: Path) -> None:
+    """A client uses one id for two requests of one prompt, and both are served."""
+    pair = pair_for(configuration)
+    prefill, decode = pair.engines
+    names = "cmpl-a-0-0123abcd", "cmpl-a-0-89abcdef"
+    prefill.add(names[0], PROMPT, 1, PREFILL)
+    decode.add(names[0], PROMPT, 4, *answers(prefill, names[0]))
+    decode.step()
+    prefill.add(names[1], PROMPT, 1, PREFILL)
+    (given,) = answers(prefill, names[1])
+    assert not any(room.given_up for room in pair.network.rooms["send"])
+    decode.add(names[1], PROMPT, 4, given)
+    pair.settle()
+    assert [decode.ended[name].tokens for name in names] == [tokens_of(PROMPT, 4)] * 2
+
+
+def test_the_last_attempt_counts_although_it_ends_first(configuration: Path) -> None:
+    pair = pair_for(configuration)
+    prefill, decode = pair.engines
+    names = "cmpl-a-0-0123abcd", "cmpl-a-0-89abcdef"
+    prefill.add(names[0], PROMPT, 6, PREFILL)  # it goes on while the other one is computed
+    prefill.step()
+    prefill.add(names[1], PROMPT, 1, PREFILL)
+    given = answers(prefill, *names)
+    held = [str(room.room) for room in pair.network.rooms["send"] if not room.given_up]
+    assert held == [given[1]["room"]]
+    decode.add(names[1], PROMPT, 4, given[1])
+    pair.settle()
+
+
 def test_prefill_says_why_a_prompt_has_no_state_for_decode(configuration: Path) -> None:
     engine = pair_for(configuration, "recurrent", "full").engines[0]
     engine.add("r", PROMPT[:1], 1, PREFILL)

@@ -15,7 +15,7 @@ from statelink.errors import StatelinkError
 from statelink.link import check_hash
 from statelink.rendezvous import check_directory
 from statelink.telemetry import prepare
-from statelink.wire import Keys, check_advertised, check_host, check_listen, host_of, parse_endpoint
+from statelink.wire import Keys, check_advertised, check_host, check_listen, parse_endpoint
 
 if TYPE_CHECKING:
     from statelink.config import Given
@@ -67,8 +67,8 @@ def _keys(given: Given) -> Keys | None:
 
 def _listen(given: Given) -> None:
     config = given.config
-    endpoint = check_listen(config.listen, advertise=config.advertise, keys=_keys(given), insecure=config.insecure)
-    check_host(host_of(endpoint.address))
+    where = check_listen(config.listen, advertise=config.advertise, keys=_keys(given), insecure=config.insecure)
+    check_host(where.host)
 
 
 def _peers(given: Given) -> None:

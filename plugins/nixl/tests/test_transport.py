@@ -14,6 +14,7 @@ import pytest
 from plugins.nixl.tests import stub
 from plugins.nixl.tests.test_package import needs_nixl
 from tests.helpers.backend_peer import Memory, Peer, make
+from tests.helpers.ports import consecutive_ports, own_ports
 
 from statelink.backend import BackendContext, Batch, Blocks, Region, Verdict
 from statelink.errors import TransferError
@@ -188,6 +189,19 @@ def test_a_real_peer(tls: str, word: str) -> None:
     finally:
         backend.close()
         peer.kill()
+
+
+@needs_nixl
+def test_the_ports_at_which_ucx_accepts_data_can_be_bounded() -> None:
+    ports = consecutive_ports(100)
+    before = own_ports()
+    backend = make(NixlBackend, "near", {"ucx": {"TLS": "tcp", "TCP_PORT_RANGE": f"{ports[0]}-{ports[-1]}"}})
+    try:
+        opened = own_ports() - before
+        assert 0 < len(opened) < len(ports) / 3, "UCX draws ports at random, and few are taken"
+        assert opened <= set(ports)
+    finally:
+        backend.close()
 
 
 def test_the_packages_of_nixl(monkeypatch: pytest.MonkeyPatch) -> None:

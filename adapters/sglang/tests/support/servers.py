@@ -19,6 +19,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+ON_A_CPU = (
+    *("--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"),
+    *("--sampling-backend", "pytorch", "--grammar-backend", "none", "--skip-server-warmup"),
+    *("--max-running-requests", "8"),
+)
+"""Options with which a server runs a tiny model here."""
+ORDINARY = ("-W", "ignore", "-m", "support.launch")
+"""Starts an ordinary server: after the interpreter, and before the arguments of ``sglang.launch_server``."""
+
+
+def ordinary_path(more: str = "") -> str:
+    """The ``PYTHONPATH`` of an ordinary server."""
+    return os.pathsep.join(filter(None, [*map(str, PATH), more]))
+
+
 class Answer(engine_processes.Answer):
     """The same, as SGLang fills it."""
 
@@ -57,21 +72,13 @@ class Server(HttpServer[Answer]):
         port: int = 0,
     ) -> None:
         self._ordinary = ordinary
-        command = [
-            *("--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"),
-            *("--sampling-backend", "pytorch", "--grammar-backend", "none", "--skip-server-warmup"),
-            *("--max-running-requests", "8", *arguments),
-        ]
-        super().__init__(name, folder, command, {**SGLANG, **environment}, port)
+        super().__init__(name, folder, [*ON_A_CPU, *arguments], {**SGLANG, **environment}, port)
 
     def _start(self, command: Sequence[str], environment: dict[str, str], pipes: dict[str, Any]) -> Any:
         if not self._ordinary:
             return fork_server(command, environment, self.log, python_of(self.name))
-        path = [*map(str, PATH), environment.get("PYTHONPATH", "")]
-        environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
-        return super()._start(
-            [python_of(self.name), "-W", "ignore", "-m", "support.launch", *command], environment, pipes
-        )
+        environment = {**environment, "PYTHONPATH": ordinary_path(environment.get("PYTHONPATH", ""))}
+        return super()._start([python_of(self.name), *ORDINARY, *command], environment, pipes)
 
     def tell(self, path: str, **body: Any) -> None:
         """POST an order to the server, which must take it."""

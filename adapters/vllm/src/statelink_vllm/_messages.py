@@ -128,6 +128,7 @@ class ToWorker(KVConnectorMetadata):
         send: Requests to send.
         receive: Requests to receive.
         abort: Requests that are received and were given up.
+        repeated: Requests that a router has sent again, and whose state nobody will ask for.
         keep: Requests that will be received later.
         again: Requests whose state has not come, and which the worker has to report to vLLM in this step.
         open: Requests of which parts may be sent before their end.
@@ -140,6 +141,7 @@ class ToWorker(KVConnectorMetadata):
     send: dict[str, Send] = field(default_factory=dict)
     receive: dict[str, Receive] = field(default_factory=dict)
     abort: set[str] = field(default_factory=set)
+    repeated: set[str] = field(default_factory=set)
     keep: dict[str, Keep] = field(default_factory=dict)
     again: set[str] = field(default_factory=set)
     open: dict[str, Open] = field(default_factory=dict)
@@ -151,7 +153,8 @@ class ToWorker(KVConnectorMetadata):
     def __bool__(self) -> bool:
         """Whether a worker has anything to do."""
         early = self.open or self.chunks or self.withdraw
-        return bool(self.send or self.receive or self.abort or self.keep or self.again or self.addresses or early)
+        own = self.send or self.receive or self.abort or self.repeated or self.keep or self.again
+        return bool(own or self.addresses or early)
 
 
 @dataclass

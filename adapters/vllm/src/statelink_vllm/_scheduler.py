@@ -23,6 +23,7 @@ from ._leases import Leases
 from ._messages import Address, FromWorker, Receive, Send, Tables, ToWorker
 from ._params import Source, Wanted, answer, refusal, wanted
 from ._places import place_of
+from ._repeats import Repeats
 from ._retries import Retries
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class SchedulerSide:
         self._manager: Any = None
         self.held = HeldBlocks()
         self.retries = Retries()
+        self._repeats = Repeats()
         self._admission = Admission(beyond)
         self.early = EarlyChunks(early, cache)
 
@@ -174,6 +176,8 @@ class SchedulerSide:
             log.log(level, "request %s is computed here: %s%s", name, because, asks.not_received)
         if asks.not_sent:
             log.log(level, "the state of request %s is not sent: %s%s", name, because, asks.not_sent)
+        if asks.room and not asks.another and given.get("transfer_id") is None:
+            self._repeats.arrived(name)
         if not isinstance(given, Mapping):
             request.kv_transfer_params = None  # vLLM itself would take it for a dictionary
         # vLLM pickles these for its workers, which need no such field. Pickle fails where something is nested hundreds
@@ -247,6 +251,12 @@ class SchedulerSide:
 
     def finished(self, request: Any, tables: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
         """A request has ended. Returns whether its blocks have to be held, and the parameters of its answer."""
+        held, params = self._end(request, tables)
+        if not held:
+            self._repeats.ended(request.request_id)
+        return held, params
+
+    def _end(self, request: Any, tables: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
         name = request.request_id
         asks = self._wanted.get(name, NOTHING)
         cut = name in self._cut
@@ -288,6 +298,9 @@ class SchedulerSide:
         if not asks.another:
             moved = self._cache.select_transfer_block_ids(tables)
             self._next.send[name] = Send(asks.room, tokens, moved, content=content)
+            repeated = self._repeats.computed(name, content)
+            if repeated:
+                self._next.repeated.add(repeated)
         return not asks.another, answer(asks.room, self._engine_id, self._addresses, content)
 
     # Each step.
@@ -318,6 +331,8 @@ class SchedulerSide:
             self.early.told(said)
             for name, blocks in said.lacking.items():
                 self._lacking.setdefault(name, set()).update(blocks)
+        for name in output.finished_sending or ():
+            self._repeats.ended(name)
         received = set(output.finished_recving or ())
         for name in sorted(received & self._loading.keys()):
             if self._received(name, failed=name in output.failed_recving):
@@ -344,7 +359,7 @@ class SchedulerSide:
     def settled(self) -> bool:
         """Whether nothing is left of any request."""
         nothing = not (self.busy or self._wanted or self._leases or self._loading or self._cut or self._lacking)
-        return nothing and not self._admission and self.early.settled
+        return nothing and not self._admission and not self._repeats and self.early.settled
 
     @property
     def busy(self) -> bool:

@@ -150,6 +150,11 @@ class WorkerSide:
                 self.link.keep(keep.room, keep.peer, keep.seconds)
             except StatelinkError as error:
                 log.warning("prefill is not asked to keep request %s: %s", name, error.reason.coded)
+        for name in step.repeated:
+            sending = self._sending.get(name)
+            # A decode that has asked for it has got this answer, and not the other one.
+            if sending is not None and sending.status is Status.BOOTSTRAPPING:
+                sending.abort("a router sent the request again, and no decode has asked for the first answer")
         self._results.received.update(step.again)
         for name in step.abort:
             room = self._receiving.get(name)

@@ -25,6 +25,15 @@ PREFILL_NAME = "prefill-0"
 """The name of the prefill server among the instances of a fleet."""
 
 
+ON_A_CPU = (
+    *("--skip-tokenizer-init", "--enforce-eager"),
+    *("--dtype", "float32", "--max-model-len", "1024", "--kv-cache-memory-bytes", str(16 << 20)),
+    *("--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--block-size", "32"),
+    *("--compilation-config", '{"custom_ops": ["none"]}'),
+)
+"""Options with which a server runs a tiny model here. Prefill takes 64 tokens at a time."""
+
+
 class Answer(engine_processes.Answer):
     """The same, as vLLM fills it."""
 
@@ -64,11 +73,7 @@ class Server(HttpServer[Answer]):
         self.model = str(model)
         command = [
             *(python_of(name), "-W", "ignore", "-m", "vllm.entrypoints.cli.main", "serve", self.model),
-            *("--skip-tokenizer-init", "--enforce-eager"),
-            *("--dtype", "float32", "--max-model-len", "1024", "--kv-cache-memory-bytes", str(16 << 20)),
-            *("--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--block-size", "32"),
-            *("--compilation-config", '{"custom_ops": ["none"]}', "--kv-transfer-config", json.dumps(config)),
-            *options,
+            *(*ON_A_CPU, "--kv-transfer-config", json.dumps(config), *options),
         ]
         runner = {"VLLM_USE_V2_MODEL_RUNNER": str(int(not ordinary))}
         super().__init__(name, folder, command, {**VLLM, **runner, **(environment or {})})

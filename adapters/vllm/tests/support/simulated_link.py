@@ -249,6 +249,10 @@ class Network:
         for other in self.rooms["send" if side == "receive" else "receive"]:
             assert other.room != room.room or None in (other.content, room.content) or other.content == room.content
         self.rooms[side].append(room)
+        for sending in self.rooms["send"]:
+            asked = any(each.room == sending.room for each in self.rooms["receive"])
+            if sending.status in (Status.BOOTSTRAPPING, Status.WAITING):
+                sending.status = Status.WAITING if asked else Status.BOOTSTRAPPING
         return room
 
     def events(self, *, kind: bool = False) -> list[Event]:

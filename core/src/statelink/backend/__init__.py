@@ -32,6 +32,7 @@ from ._interface import (
     Transports,
 )
 from ._machine import boot_id
+from ._ports import Ports
 from ._ranges import Ranges
 from ._raw import RawLibrary, RawTransfers
 from ._regions import RegionTable
@@ -75,6 +76,7 @@ __all__ = [
     "Move",
     "Moved",
     "Outcome",
+    "Ports",
     "Probe",
     "Ranges",
     "RawLibrary",

@@ -91,7 +91,8 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         require: Transports, such as ``rdma``. A peer is refused if another transport carries its bytes, or if nobody
             knows which. Empty, the default, allows any.
         listen: Where the control channel listens: an IP address, a host name or a network interface of this host, and a
-            port; port 0 picks a free one.
+            port; port 0 picks a free one. Of a range of ports, such as ``tcp://10.0.0.8:7100-7199``, the link takes the
+            first free one: so the ranks of a host can share a configuration.
         advertise: Host name or IP address under which peers reach this process; the listening host if empty. This host
             must be able to resolve a name: backends tell peers the IP address.
         peers: Static rendezvous: instance name to the addresses of all of its ranks.

@@ -32,7 +32,7 @@ class RendezvousServer:
     when the server is back, and links that are connected do not need it.
 
     Args:
-        listen: Where to listen; port 0 picks a free port.
+        listen: Where to listen; port 0 picks a free port. It is one port, because links are configured with it.
         advertise: Host under which links reach it; the listening host if empty.
         keys: Its keys, and the keys that it allows; needed to listen beyond loopback unless ``insecure``.
         insecure: Listen beyond loopback without keys.
@@ -53,6 +53,14 @@ class RendezvousServer:
     ) -> None:
         if not 0 < lifetime <= 86400:
             raise ConfigError("lifetime must be above zero and at most a day", cause=f"got {lifetime}")
+        ports = wire.parse_listen(listen).ports
+        if ports.several:
+            raise ConfigError(
+                "a rendezvous server listens at one port",
+                cause=f"got the range {ports}, and links are configured with the address of the server",
+                hint="write one port, such as tcp://10.0.0.5:7400",
+                code="config.listen",
+            )
         self._lifetime = lifetime
         self._registry = Registry(lifetime)
         self._early_until = time.monotonic() + lifetime  # by then, every rank that is there has registered again

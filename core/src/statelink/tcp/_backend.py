@@ -23,6 +23,7 @@ from statelink.backend import (
     Capabilities,
     EventLoop,
     Fence,
+    Ports,
     Probe,
     Ranges,
     RawLibrary,
@@ -127,8 +128,11 @@ class TcpBackend(Backend):
             ipaddress.ip_address(context.host)
             self._listener = Listener(context.link, host, self._options, self._find)
         except (OSError, ValueError) as error:
-            chosen = "port 0 lets the system choose one" if self._options.port else ""
-            raise self._portless(host, str(error), chosen) from error
+            ports = self._options.ports
+            chosen = "port 0 lets the system choose one" if ports.first else ""
+            if ports.several:
+                chosen = f"each rank of this host takes a port of the range: give it more of them; {chosen}"
+            raise self._portless(host, ports.why(error), chosen) from error
         near = self._options.same_host_copy and _iovec.can_copy()
         # One key pair for each backend object, so that the knowledge of an earlier incarnation's peer is useless.
         self._private = X25519PrivateKey.generate()
@@ -162,7 +166,8 @@ class TcpBackend(Backend):
         if sys.maxsize < 1 << 32:
             return Probe(ok=False, reason="this is a 32-bit process", hint="use a 64-bit Python")
         try:
-            listen(options.host or "127.0.0.1", options.port).close()
+            # A port of a range that is held here, for a moment, could be the last one for another rank of this host.
+            listen(options.host or "127.0.0.1", Ports(0, 0) if options.ports.several else options.ports).close()
         except OSError as error:
             return Probe(ok=False, reason=f"the data port cannot be opened: {error}", hint="see options host and port")
         copy = _same_host_copy(options)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from statelink.backend import Tally, close_in_children, logger
+from statelink.backend import Ports, Tally, close_in_children, logger
 
 from ._handshake import MAX_FRAME, PREFIX, Challenge, Hello, Proof, challenge, decode, frame, verify
 from ._receiver import Caller, Receiver
@@ -75,14 +75,14 @@ class _Pending:
             self._needed += length
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Open a data port.
+def listen(host: str, ports: Ports) -> socket.socket:
+    """Open a data port: the first free one of a range.
 
     Raises:
         OSError: It cannot be opened.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    sock = ports.first_free(lambda port: socket.create_server((host, port), family=family, backlog=BACKLOG))
     sock.setblocking(False)
     close_in_children(sock)
     return sock
@@ -117,7 +117,7 @@ class Listener:
         self._pending: dict[socket.socket, _Pending] = {}  # oldest first
         self._stopping = False
         with contextlib.ExitStack() as undo:
-            self._sock = undo.enter_context(listen(host, options.port))
+            self._sock = undo.enter_context(listen(host, options.ports))
             self.port: int = self._sock.getsockname()[1]
             self._waker = undo.enter_context(contextlib.closing(Waker()))
             self._selector = undo.enter_context(selectors.DefaultSelector())

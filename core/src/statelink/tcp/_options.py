@@ -6,6 +6,7 @@ import ipaddress
 
 import msgspec
 
+from statelink.backend import Ports
 from statelink.errors import ConfigError
 
 __all__ = ["Options"]
@@ -17,7 +18,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Attributes:
         host: IP address at which to listen; if empty, where the link listens. Peers always get the link's own host, so
             ``0.0.0.0`` can be used to listen on all interfaces.
-        port: Data port to listen at; 0 lets the system choose.
+        port: Data port to listen at, or a range such as ``7200-7299``, of which the first free port is taken; 0 lets
+            the system choose. It may be the range of ``listen``: the link and the backend then take a port each.
         same_host_copy: Whether the receiver may read batches directly from the sender's memory, if both are on one
             machine. Both ends have to allow it, and so does the kernel. Otherwise batches go through the socket.
         permit_ptrace: Whether to ask the kernel to let *any* process of this user read (and trace) this one. If Yama
@@ -40,7 +42,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """
 
     host: str = ""
-    port: int = 0
+    port: int | str = 0
     same_host_copy: bool = True
     permit_ptrace: bool = False
     connect_timeout: float = 10.0
@@ -59,8 +61,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 ipaddress.ip_address(self.host)
             except ValueError as error:
                 raise _wrong("host", self.host, "it is no IP literal") from error
-        if not 0 <= self.port < 1 << 16:
-            raise _wrong("port", self.port, "a port is between 0 and 65535")
+        try:
+            Ports.read(self.port)
+        except ValueError as error:
+            raise _wrong("port", self.port, str(error)) from error
         for name in ("connect_timeout", "handshake_timeout"):
             if not 0 < getattr(self, name) < 1e6:
                 raise _wrong(name, getattr(self, name), "it has to be a positive number of seconds")
@@ -77,6 +81,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 raise _wrong(name, getattr(self, name), f"it is between {least} and {(1 << 31) - 1}")
         if not 1 <= self.copy_threads <= 64:
             raise _wrong("copy_threads", self.copy_threads, "it is between 1 and 64")
+
+    @property
+    def ports(self) -> Ports:
+        """The data port, or the range from which it is taken."""
+        return Ports.read(self.port)
 
 
 def _wrong(name: str, value: object, cause: str) -> ConfigError:

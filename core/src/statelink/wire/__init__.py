@@ -52,7 +52,18 @@ from ._rendezvous import (
     Resolve,
     Resolved,
 )
-from ._security import Endpoint, Gate, check_dial, check_listen, host_of, is_loopback, parse_endpoint, unbound
+from ._security import (
+    Endpoint,
+    Gate,
+    ListenAddress,
+    check_dial,
+    check_listen,
+    host_of,
+    is_loopback,
+    parse_endpoint,
+    parse_listen,
+    unbound,
+)
 
 __all__ = [
     "ENVIRONMENT",
@@ -87,6 +98,7 @@ __all__ = [
     "Keep",
     "Keys",
     "Listed",
+    "ListenAddress",
     "Message",
     "Note",
     "Ping",
@@ -121,6 +133,7 @@ __all__ = [
     "only_this_host",
     "pack_items",
     "parse_endpoint",
+    "parse_listen",
     "read_handshake",
     "read_secret",
     "unbound",

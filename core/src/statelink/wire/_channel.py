@@ -29,6 +29,7 @@ from ._security import Endpoint, Gate, check_dial, check_listen, host_of, parse_
 if TYPE_CHECKING:
     from ._keys import Keys
     from ._messages import Message
+    from ._security import ListenAddress
 
 __all__ = ["Channel"]
 
@@ -82,7 +83,8 @@ class Channel:
 
     Args:
         name: This link's name; peers see it as the routing id.
-        listen: Where to listen; port 0 picks a free port. If empty, the link does not listen, and nobody can dial it.
+        listen: Where to listen; port 0 picks a free port. Of a range, the first free one is taken. If empty, the link
+            does not listen, and nobody can dial it.
         advertise: Host under which peers reach it; the listening host when empty.
         keys: CURVE keys; ``None`` for none.
         insecure: Whether to listen beyond loopback without keys.
@@ -105,7 +107,7 @@ class Channel:
         max_frame: int = MAX_FRAME,
         kinds: Mapping[bytes, type[Message]] = KINDS,
     ) -> None:
-        endpoint = check_listen(listen or "tcp://127.0.0.1:0", advertise=advertise, keys=keys, insecure=insecure)
+        where = check_listen(listen or "tcp://127.0.0.1:0", advertise=advertise, keys=keys, insecure=insecure)
         check_descriptors()
         self.name = name
         self._knows: Callable[[str], bool] = lambda name: True
@@ -126,12 +128,12 @@ class Channel:
         self._listening = _Listening(-1)
         self._context: zmq.Context[Any] = zmq.Context()
         try:
-            self._open(endpoint, listen=bool(listen), advertise=advertise, insecure=insecure)
+            self._open(where, listen=bool(listen), advertise=advertise, insecure=insecure)
         except BaseException:
             self._context.destroy(linger=0)
             raise
 
-    def _open(self, endpoint: Endpoint, *, listen: bool, advertise: str, insecure: bool) -> None:
+    def _open(self, where: ListenAddress, *, listen: bool, advertise: str, insecure: bool) -> None:
         keys = self._keys
         if listen:  # a link; a client of the rendezvous server dials one address, and saves the memory of the table
             self._context.max_sockets = MOST_SOCKETS
@@ -146,27 +148,26 @@ class Channel:
         if not listen:
             return
         self._watch.add(self._router)
-        self._bind(endpoint.address)
+        self._bind(where)
         bound = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self.bound = numeric(host_of(bound))
-        listening = host_of(endpoint.address)
         if keys is None and not insecure and not only_this_host(self.bound):
             # The interface or name had another address when it was checked.
             check_listen(bound, advertise=advertise, keys=keys, insecure=insecure)
-        host = advertise or (self.bound if is_interface(listening) else listening)
+        host = advertise or (self.bound if is_interface(where.host) else where.host)
         port = bound.rpartition(":")[2]
         self.endpoint = Endpoint(
             f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}", keys.public if keys else ""
         )
 
-    def _bind(self, address: str) -> None:
-        """Listen there, and not in children that are forked from this process."""
+    def _bind(self, where: ListenAddress) -> None:
+        """Listen there, at the first free port of a range, and not in children that are forked from this process."""
         monitor = self._router.get_monitor_socket(zmq.EVENT_LISTENING)
         try:
-            self._router.bind(address)
+            where.ports.first_free(lambda port: self._router.bind(where.at(port)))
             self._listening = _Listening(recv_monitor_message(monitor, zmq.NOBLOCK)["value"])
         except zmq.ZMQError as error:
-            raise unbound(address, error) from error
+            raise unbound(where, error) from error
         finally:
             self._router.disable_monitor()
             monitor.close()

@@ -13,7 +13,7 @@ import zmq
 import zmq.utils.z85
 
 from statelink._logs import logger
-from statelink.backend import Tally
+from statelink.backend import Ports, Tally
 from statelink.errors import ConfigError
 
 from ._hosts import WILDCARDS, only_this_host
@@ -22,11 +22,23 @@ from ._keys import key_from_url, key_to_url
 if TYPE_CHECKING:
     from ._keys import Keys
 
-__all__ = ["Endpoint", "Gate", "check_dial", "check_listen", "host_of", "is_loopback", "parse_endpoint", "unbound"]
+__all__ = [
+    "Endpoint",
+    "Gate",
+    "ListenAddress",
+    "check_dial",
+    "check_listen",
+    "host_of",
+    "is_loopback",
+    "parse_endpoint",
+    "parse_listen",
+    "unbound",
+]
 
 log = logger("statelink.wire")
 
 ADDRESS = re.compile(r"tcp://[!-~]+:([0-9]{1,5})")
+LISTEN = re.compile(r"tcp://([!-~]+):([0-9-]+)")
 NOT_IN_A_HOST = frozenset(";/?#")
 """ZeroMQ takes what follows a semicolon for the address, and what stands before it for the one to dial from."""
 
@@ -48,6 +60,25 @@ class Endpoint(NamedTuple):
         return f"{self.address}@{key_to_url(self.key)}" if self.key else self.address
 
 
+class ListenAddress(NamedTuple):
+    """Where a link is to listen, as it is configured.
+
+    Attributes:
+        host: Host name, IP address or network interface, without brackets.
+        ports: The port, or the range from which the first free one is taken.
+    """
+
+    host: str
+    ports: Ports
+
+    def at(self, port: int | Ports) -> str:
+        """``tcp://host:port`` for one of the ports."""
+        return f"tcp://[{self.host}]:{port}" if ":" in self.host else f"tcp://{self.host}:{port}"
+
+    def __str__(self) -> str:
+        return self.at(self.ports)
+
+
 @functools.lru_cache(maxsize=4096)
 def parse_endpoint(text: str) -> Endpoint:
     """Read ``tcp://host:port`` or ``tcp://host:port@public-key``, with a key of 43 characters of base64url.
@@ -60,6 +91,27 @@ def parse_endpoint(text: str) -> Endpoint:
     if read is None or int(read[1]) > 65535 or not NOT_IN_A_HOST.isdisjoint(address.removeprefix("tcp://")):
         raise ConfigError(f"{text!r} is not an address", hint="tcp://host:port, or tcp://host:port@public-key")
     return Endpoint(address, key_from_url(f"the key in address {address!r}", written) if found else "")
+
+
+def parse_listen(text: str) -> ListenAddress:
+    """Read where to listen: ``tcp://host:port``, or a range of ports, ``tcp://host:7100-7199``.
+
+    Raises:
+        ConfigError: The text is neither.
+    """
+    read = LISTEN.fullmatch(text)
+    cause = ""
+    if read is not None and (NOT_IN_A_HOST | {"@"}).isdisjoint(read[1]):
+        try:
+            return ListenAddress(read[1].strip("[]"), Ports.read(read[2]))
+        except ValueError as error:
+            cause = str(error)
+    raise ConfigError(
+        f"{text!r:.80} is no address at which to listen",
+        cause=cause,
+        hint="tcp://host:port, or a range of ports: tcp://host:7100-7199",
+        code="config.listen",
+    )
 
 
 def host_of(address: str) -> str:
@@ -76,7 +128,7 @@ def is_loopback(address: str) -> bool:
         return host == "localhost"
 
 
-def check_listen(listen: str, *, advertise: str, keys: Keys | None, insecure: bool) -> Endpoint:
+def check_listen(listen: str, *, advertise: str, keys: Keys | None, insecure: bool) -> ListenAddress:
     """Check where a link would listen. Opens nothing.
 
     Args:
@@ -88,21 +140,21 @@ def check_listen(listen: str, *, advertise: str, keys: Keys | None, insecure: bo
     Raises:
         ConfigError: It is no address, would be open to all without keys, or is no address that a peer can dial.
     """
-    endpoint = parse_endpoint(listen)
-    if keys is None and not insecure and not only_this_host(host_of(endpoint.address)):
+    where = parse_listen(listen)
+    if keys is None and not insecure and not only_this_host(where.host):
         raise ConfigError(
-            f"this link would listen on {endpoint.address} without keys",
+            f"this link would listen on {where} without keys",
             cause="anyone who reaches that address could read and change requests",
             hint="configure keys, or set insecure = true on a network that you trust wholly",
             code="config.insecure",
         )
-    if host_of(endpoint.address) in WILDCARDS and not advertise:
+    if where.host in WILDCARDS and not advertise:
         raise ConfigError(
-            f"this link would listen on {endpoint.address}, which is no address that a peer can dial",
+            f"this link would listen on {where}, which is no address that a peer can dial",
             hint="set 'advertise' to the host under which peers reach this process",
             code="config.advertise",
         )
-    return endpoint
+    return where
 
 
 def check_dial(endpoint: Endpoint, keys: Keys | None) -> None:
@@ -131,19 +183,25 @@ def check_dial(endpoint: Endpoint, keys: Keys | None) -> None:
         )
 
 
-def unbound(address: str, error: zmq.ZMQError) -> ConfigError:
-    """The error that says why nobody can listen on ``tcp://host:port``."""
-    host, port = host_of(address), address.rpartition(":")[2]
+def unbound(where: ListenAddress, error: zmq.ZMQError) -> ConfigError:
+    """The error that says why nobody can listen there."""
+    host, ports = where
+    in_use = f"`ss -ltnp 'sport = :{ports}'` shows who listens there; port 0 picks a free port"
+    if ports.several:
+        in_use = (
+            "each rank of this host takes a port of the range: give it more of them; "
+            f"`ss -ltnp 'sport >= :{ports.first} and sport <= :{ports.last}'` shows who listens there"
+        )
     hints = {
-        errno.EADDRINUSE: f"`ss -ltnp 'sport = :{port}'` shows who listens there; port 0 picks a free port",
+        errno.EADDRINUSE: in_use,
         errno.EADDRNOTAVAIL: f"{host} is no address of this host: `ip address` shows those that are; where peers reach "
         "it under another host, listen on 0.0.0.0 and set 'advertise'",
         errno.ENODEV: f"{host} is neither an address nor a network interface of this host: see `ip address`",
         errno.EACCES: "ports below 1024 need a privilege: take a higher one, or port 0",
     }
     return ConfigError(
-        f"cannot listen on {address}",
-        cause=str(error),
+        f"cannot listen on {where}",
+        cause=ports.why(error),
         hint=hints.get(error.errno or 0, "name an address of this host; port 0 picks a free port"),
         code="config.listen",
     )

@@ -11,7 +11,7 @@ import zmq
 
 from statelink._json import decode_json
 from statelink.errors import ConfigError, StatelinkError
-from statelink.wire import Endpoint, Gate, Keys, host_of, only_this_host, parse_endpoint, unbound
+from statelink.wire import Endpoint, Gate, Keys, host_of, only_this_host, parse_endpoint, parse_listen, unbound
 
 from ._ends import Local
 from ._messages import MOST_MESSAGE_BYTES, REMOTE, Hello, Open, Over, Raw, Told
@@ -84,7 +84,7 @@ class Server:
             self._socket.bind(endpoint.address)
         except zmq.ZMQError as error:
             self.close()
-            raise unbound(endpoint.address, error) from error
+            raise unbound(parse_listen(endpoint.address), error) from error
         port = bytes(self._socket.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0").rpartition(":")[2]
         shown = f"[{self._host}]" if ":" in self._host else self._host
         self.address = str(Endpoint(f"tcp://{shown}:{port}", keys.public if keys is not None else ""))

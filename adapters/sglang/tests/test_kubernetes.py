@@ -1,0 +1,97 @@
+"""The manifests for Kubernetes in ``examples/kubernetes/sglang``: their pods run as processes of this host.
+
+Not run here: the base image, the scheduling of pods, a server on several nodes, and memory of a GPU. What the
+Dockerfile copies and installs is built, and the pods run with it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+from engine_environments import SGLANG
+from manifests import Cluster, Container, Pod, check_policies, cluster
+from support.models import VOCABULARY, generate
+from support.servers import ON_A_CPU, ORDINARY, ordinary_path
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.servers
+
+FEW_TOKENS = ("--max-total-tokens", "2048", "--disaggregation-decode-retraction-backup", "cpu_tensor")
+
+
+@pytest.fixture(scope="module")
+def applied(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    def command(given: list[str]) -> list[str]:
+        assert given[:3] == ["python3", "-m", "sglang.launch_server"]
+        return [sys.executable, *ORDINARY, *ON_A_CPU, *FEW_TOKENS, *given[3:]]
+
+    server = Container(command, {**SGLANG, "PYTHONPATH": ordinary_path()})
+    with cluster("sglang", tmp_path_factory.mktemp("kubernetes"), llama, server, SGLANG) as made:
+        yield made
+
+
+def prompt_of(seed: int) -> list[int]:
+    return random.Random(seed).sample(range(4, VOCABULARY), 60)
+
+
+def post(pod: Pod, prompt: Sequence[int], count: int) -> list[int]:
+    """The tokens that a server or the router answers."""
+    params = {"temperature": 0, "max_new_tokens": count, "ignore_eos": True}
+    body = json.dumps({"input_ids": list(prompt), "sampling_params": params}).encode()
+    url = f"http://{pod.address}:{pod.ports['http']}/generate"
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        tokens: list[int] = json.loads(answer.read())["output_ids"]
+        return tokens
+
+
+@pytest.mark.shows("manifests for Kubernetes: one prefill, two decodes and a router, with keys, over nixl")
+def test_the_router_answers_with_the_tokens_of_one_server(applied: Cluster, llama: Path) -> None:
+    before = applied.succeeded()
+    for seed in range(4):
+        assert post(applied.router, prompt_of(seed), 6) == generate(llama, prompt_of(seed), 6)
+    sent, *received = (now - then for now, then in zip(applied.succeeded(), before, strict=True))
+    assert (sent, sum(received)) == (4, 4)
+    assert min(received) > 0, "the router gives each decode a part"
+
+
+def test_every_probe_succeeds_while_the_pods_run(applied: Cluster) -> None:
+    for pod in applied.servers:
+        assert pod.probe("startupProbe")
+        assert pod.probe("readinessProbe")
+        assert pod.probe("livenessProbe")
+    assert applied.router.probe("readinessProbe")
+    assert applied.router.probe("livenessProbe")
+
+
+def test_the_network_policies_admit_what_the_pods_do_and_no_more(applied: Cluster) -> None:
+    for seed in range(10, 14):
+        post(applied.router, prompt_of(seed), 4)
+    check_policies(applied, range(7100, 7200), range(7200, 7300), 30000)
+
+
+def test_a_pod_that_ends_serves_the_requests_that_it_has(applied: Cluster, llama: Path) -> None:
+    """The last test: it ends prefill, behind which no request is left then, and a decode server."""
+    before = applied.succeeded()[1:]
+    with ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(post, applied.router, prompt_of(20), 400)
+        until = time.monotonic() + 60
+        while (after := applied.succeeded()[1:]) == before:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        # It has the state, and generates for a while.
+        decode = next(pod for pod, then, now in zip(applied.decodes, before, after, strict=True) if now > then)
+        decode.terminate()
+        assert answer.result()[:6] == generate(llama, prompt_of(20), 6)
+    assert decode.wait_end(decode.grace) == 0
+    applied.prefill.terminate()
+    assert applied.prefill.wait_end(applied.prefill.grace) == 0

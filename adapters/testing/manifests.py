@@ -1,0 +1,356 @@
+"""Runs the pods of Kubernetes manifests as processes of this host, each at a loopback address of its own.
+
+No cluster is here. So what a cluster does is done by hand: variables are filled in, secrets and config maps become
+folders with the links of Kubernetes, names of pods become their addresses, and probes are asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import yaml
+from engine_processes import READY_SECONDS, OwnProcess
+
+__all__ = ["Cluster", "Container", "Flow", "Pod", "check_policies", "cluster"]
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples" / "kubernetes"
+
+
+def _documents(folder: Path) -> list[dict[str, Any]]:
+    """Every object of the manifests in a folder."""
+    return [each for path in sorted(folder.glob("*.yaml")) for each in yaml.safe_load_all(path.read_text())]
+
+
+def _named(objects: Iterable[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    """The object of a kind and a name."""
+    (found,) = (each for each in objects if (each["kind"], each["metadata"]["name"]) == (kind, name))
+    return found
+
+
+def _pod_addresses(count: int) -> list[str]:
+    """Loopback addresses, as different from those of other test runs as chance has it."""
+    first, second = random.SystemRandom().randrange(1, 255), random.SystemRandom().randrange(1, 255)
+    return [f"127.{first}.{second}.{number + 1}" for number in range(count)]
+
+
+def _mount(folder: Path, files: Mapping[str, str], mode: int) -> Path:
+    """A folder as Kubernetes mounts a secret or a config map: names that are links to links of files."""
+    data = folder / "..2026_11_28"
+    data.mkdir(parents=True)
+    for name, text in files.items():
+        (data / name).write_text(text)
+        (data / name).chmod(mode)
+    (folder / "..data").symlink_to(data.name)
+    for name in files:
+        (folder / name).symlink_to(f"..data/{name}")
+    return folder
+
+
+class Container(NamedTuple):
+    """What runs here in place of a container.
+
+    Attributes:
+        command: Makes what runs here of the container's command and arguments.
+        environment: Variables of the image, before those of the container.
+    """
+
+    command: Callable[[list[str]], list[str]]
+    environment: Mapping[str, str]
+
+
+class Pod(OwnProcess):
+    """A pod of one container, as processes of this host.
+
+    Args:
+        name: Its name.
+        folder: Where its log is.
+        template: The template that it is made of.
+        address: Its IP address.
+        replaced: Parts of arguments and of variables that mean something else here, such as mounted folders.
+        runs: What runs here.
+        given: Variables that Kubernetes adds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        template: dict[str, Any],
+        address: str,
+        replaced: Mapping[str, str],
+        runs: Container,
+        given: Mapping[str, str] | None = None,
+    ) -> None:
+        self.labels: dict[str, str] = template["metadata"]["labels"]
+        self.grace = float(template["spec"]["terminationGracePeriodSeconds"])
+        (self.container,) = template["spec"]["containers"]
+        self.address = address
+        # What listens on every interface of a pod must not take the ports of other pods here.
+        self._replaced = {"0.0.0.0": address, **replaced}
+        variables = dict(given or {})
+        for each in self.container.get("env", []):
+            variables[each["name"]] = address if "valueFrom" in each else self._filled(each["value"], variables)
+        command = [self._filled(each, variables) for each in self.container["command"] + self.container["args"]]
+        super().__init__(name, folder, runs.command(command), {**runs.environment, **variables})
+
+    def _filled(self, text: str, variables: Mapping[str, str]) -> str:
+        """A text with the variables and the replaced parts."""
+        text = re.sub(r"\$\((\w+)\)", lambda read: variables[read[1]], text)
+        for old, new in self._replaced.items():
+            text = text.replace(old, new)
+        return text
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """The container's ports by name."""
+        return {each["name"]: each["containerPort"] for each in self.container["ports"]}
+
+    def get(self, port: str, path: str, timeout: float = 30.0) -> tuple[int, str]:
+        """The status and the text of what a named port answers.
+
+        Raises:
+            OSError: It does not answer.
+        """
+        url = f"http://{self.address}:{self.ports[port]}{path}"
+        try:
+            with urllib.request.urlopen(url, timeout=timeout) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode(errors="replace")
+
+    def probe(self, which: str) -> bool:
+        """Whether a probe succeeds now, as the kubelet judges it."""
+        asked = self.container[which]
+        try:
+            status, _ = self.get(asked["httpGet"]["port"], asked["httpGet"]["path"], asked.get("timeoutSeconds", 1))
+        except OSError:
+            return False
+        return 200 <= status < 400
+
+    def wait_ready(self) -> None:
+        """Return once the pod is started and ready.
+
+        Raises:
+            RuntimeError: It ended, or takes too long. The error has the end of its log.
+        """
+        until = time.monotonic() + READY_SECONDS
+        for which in ("startupProbe", "readinessProbe"):
+            while which in self.container and not self.probe(which):
+                if not self.running or time.monotonic() > until:
+                    raise RuntimeError(f"{self.name} is not ready:\n{self.logged()[-6000:]}")
+                time.sleep(0.5)
+
+    def terminate(self) -> None:
+        """What the kubelet does to end a pod: SIGTERM to the first process of the container. `preStop` is no part."""
+        os.kill(self._process.pid, signal.SIGTERM)
+
+    def processes(self) -> list[psutil.Process]:
+        """All of its processes."""
+        first = psutil.Process(self._process.pid)
+        return [first, *first.children(recursive=True)]
+
+
+class Flow(NamedTuple):
+    """A connection between two pods: who opened it, who took it, and at which port."""
+
+    source: str
+    target: str
+    port: int
+
+
+def flows(pods: Sequence[Pod]) -> set[Flow]:
+    """The TCP connections between pods that are there now. Those within a pod are left out: no policy is about them."""
+    listening: dict[tuple[str, int], str] = {}
+    opened: list[tuple[str, tuple[str, int]]] = []
+    for pod in pods:
+        for process in pod.processes():
+            for each in process.net_connections("tcp"):
+                if each.status == psutil.CONN_LISTEN:
+                    listening[_plain(each.laddr)] = pod.name
+                elif each.status == psutil.CONN_ESTABLISHED:
+                    opened.append((pod.name, _plain(each.raddr)))
+    met = [(source, listening.get(remote), remote[1]) for source, remote in opened]
+    return {Flow(source, target, port) for source, target, port in met if target not in (None, source)}
+
+
+def _plain(place: Any) -> tuple[str, int]:
+    """An address and a port, where an address of IPv4 may be written as IPv6."""
+    return place.ip.removeprefix("::ffff:"), place.port
+
+
+def permitted(policies: Iterable[dict[str, Any]], source: Pod, target: Pod, port: int) -> bool:
+    """Whether network policies let a pod connect to a port of another one, as Kubernetes reads them."""
+    about = [each["spec"] for each in policies if _selects(each["spec"]["podSelector"], target.labels)]
+    rules = [rule for spec in about for rule in spec["ingress"]]
+    return not about or any(
+        any("podSelector" in each and _selects(each["podSelector"], source.labels) for each in rule["from"])
+        and any(each["port"] <= port <= each.get("endPort", each["port"]) for each in rule["ports"])
+        for rule in rules
+    )
+
+
+def _selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    equal = all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
+    return equal and all(labels.get(each["key"]) in each["values"] for each in selector.get("matchExpressions", []))
+
+
+def image(dockerfile: Path, folder: Path, python: str) -> Path:
+    """Do what a Dockerfile does, as far as it can be done without its base image: copy, and install with pip.
+
+    The environment of ``python`` stands for the base image. pip first resolves each list against it, and installs
+    nothing there. Then the packages that are no dependencies are built and installed into a folder.
+
+    Args:
+        dockerfile: The file. Its context is the root of the repository.
+        folder: Gets the copies and the packages.
+        python: The interpreter.
+
+    Returns:
+        The folder with the packages, for ``PYTHONPATH``.
+    """
+    packages, context, place = folder / "packages", folder / "image", folder / "image"
+    for line in dockerfile.read_text().splitlines():
+        word, _, rest = line.partition(" ")
+        if word == "COPY":
+            source, target = rest.split()
+            ignore = shutil.ignore_patterns("__pycache__", "tests")
+            shutil.copytree(ROOT / source, context / target.lstrip("/"), ignore=ignore)
+        elif word == "WORKDIR":
+            place = context / rest.lstrip("/")
+        elif word == "RUN":
+            pip, install, *given = shlex.split(rest)
+            assert (pip, install) == ("pip", "install"), f"nobody runs this here: {line}"
+            quiet = ("--no-input", "--disable-pip-version-check", "--no-build-isolation", "--quiet", *given)
+            for how in (["--dry-run"], ["--no-deps", "--target", str(packages)]):
+                subprocess.run([python, "-m", "pip", "install", *how, *quiet], cwd=place, check=True, timeout=600)
+        else:
+            assert word in ("FROM", "#", ""), f"nobody knows this here: {line}"
+    return packages
+
+
+class Cluster(NamedTuple):
+    """What ``kubectl apply`` makes of the manifests of an engine.
+
+    Attributes:
+        objects: The manifests.
+        prefill: The prefill server.
+        decodes: The decode servers.
+        router: The router.
+    """
+
+    objects: list[dict[str, Any]]
+    prefill: Pod
+    decodes: list[Pod]
+    router: Pod
+
+    @property
+    def servers(self) -> list[Pod]:
+        """Prefill, and then decode."""
+        return [self.prefill, *self.decodes]
+
+    def succeeded(self, *pods: Pod) -> list[int]:
+        """How many rooms succeeded on servers, by default on each, as Prometheus scrapes it by the ServiceMonitor."""
+        (monitor,) = (each for each in self.objects if each["kind"] == "ServiceMonitor")
+        (endpoint,) = monitor["spec"]["endpoints"]
+        found = []
+        for pod in pods or self.servers:
+            assert _selects(monitor["spec"]["selector"], pod.labels)
+            _, text = pod.get(endpoint["port"], endpoint["path"])
+            rooms = [line for line in text.splitlines() if line.startswith("statelink_rooms_total{")]
+            found.append(int(sum(float(line.split()[-1]) for line in rooms if 'outcome="succeeded"' in line)))
+        return found
+
+
+@contextlib.contextmanager
+def cluster(engine: str, folder: Path, model: Path, server: Container, router: Mapping[str, str]) -> Iterator[Cluster]:
+    """Every pod of the manifests of an engine, ready; all are ended afterwards.
+
+    Args:
+        engine: The folder of the manifests.
+        folder: Where everything is that the pods need, and their logs.
+        model: What is in the volume of models.
+        server: What runs in place of a server.
+        router: Variables of the image, for the router.
+    """
+    objects = _documents(EXAMPLES / engine)
+    built = image(EXAMPLES / engine / "Dockerfile", folder / "built", sys.executable)
+    packages = {"PYTHONPATH": str(built)}
+    for role in ("prefill", "decode"):
+        command = [sys.executable, str(built / "bin" / "statelink"), "keys", "new", str(folder / role)]
+        subprocess.run(command, env={**os.environ, **packages}, check=True, capture_output=True, timeout=60)
+    public = {f"{role}.pub": (folder / f"{role}.pub").read_text() for role in ("prefill", "decode")}
+    allowed = _mount(folder / "allowed", public, 0o644)
+    path = [*packages.values(), *filter(None, [server.environment.get("PYTHONPATH")])]
+    # Pods of several hosts have no memory in common: UCX's other transports within a host are off.
+    environment = {**server.environment, "PYTHONPATH": os.pathsep.join(path), "UCX_TLS": "tcp,self"}
+    addresses = iter(_pod_addresses(8))
+    hosts: dict[str, str] = {}
+    with contextlib.ExitStack() as stack:
+
+        def start(role: str) -> list[Pod]:
+            owner = _named(objects, "StatefulSet", f"{engine}-{role}")
+            made = []
+            for number in range(owner["spec"]["replicas"]):
+                secret = _mount(folder / f"secret-{role}-{number}", {"key": (folder / role).read_text()}, 0o400)
+                replaced = {
+                    "/models/model": str(model),
+                    "/run/statelink/secret": str(secret),
+                    "/run/statelink/allowed": str(allowed),
+                }
+                name, address = f"{engine}-{role}-{number}", next(addresses)
+                template, runs = owner["spec"]["template"], server._replace(environment=environment)
+                made.append(Pod(name, folder, template, address, replaced, runs))
+                stack.callback(made[-1].kill)
+                hosts[f"{name}.{owner['spec']['serviceName']}:"] = f"{address}:"
+            return made
+
+        prefills, decodes = start("prefill"), start("decode")
+        behind = _named(objects, "Deployment", f"{engine}-router")["spec"]["template"]
+        runs = Container(lambda given: [sys.executable, "-W", "ignore", *given[1:]], {**packages, **router})
+        pod = Pod(f"{engine}-router", folder, behind, next(addresses), hosts, runs)
+        stack.callback(pod.kill)
+        for each in (*prefills, *decodes, pod):
+            each.wait_ready()
+        (prefill,) = prefills
+        yield Cluster(objects, prefill, decodes, pod)
+
+
+def check_policies(made: Cluster, control: range, data: range, http: int) -> None:
+    """Check the network policies: they admit every connection that there is between pods, and refuse others."""
+    policies = [each for each in made.objects if each["kind"] == "NetworkPolicy"]
+    pods = {pod.name: pod for pod in (*made.servers, made.router)}
+
+    def refused(each: Flow) -> bool:
+        return not permitted(policies, pods[each.source], pods[each.target], each.port)
+
+    found = flows(list(pods.values()))
+    assert not [each for each in found if refused(each)]
+    prefill, router = made.prefill.name, made.router.name
+    decode, other = (pod.name for pod in made.decodes)
+    assert any(each[:2] == (decode, prefill) and each.port in control for each in found), found
+    assert any({each.source, each.target} == {decode, prefill} and each.port in data for each in found), found
+    for each in (
+        Flow(prefill, decode, control[0]),
+        Flow(decode, prefill, http),
+        Flow(router, prefill, control[0]),
+        Flow(router, decode, data[0]),
+        Flow(router, decode, made.prefill.ports["metrics"]),
+        Flow(other, decode, data[0]),
+    ):
+        assert refused(each), each

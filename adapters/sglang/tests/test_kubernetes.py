@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence

@@ -119,7 +119,7 @@ class Pod(OwnProcess):
     @property
     def ports(self) -> dict[str, int]:
         """The container's ports by name."""
-        return {each["name"]: each["containerPort"] for each in self.container["ports"]}
+        return {each["name"]: each["containerPort"] for each in self.container.get("ports", [])}
 
     def get(self, port: str, path: str, timeout: float = 30.0) -> tuple[int, str]:
         """The status and the text of what a named port answers.
@@ -418,7 +418,8 @@ def nodes(engine: str, folder: Path, model: Path, server: Container, fewer: Mapp
                 "LWS_LEADER_ADDRESS": addresses[0],
             }
             name = f"{engine}-prefill-nodes-0-{number}"
-            prefill.append(namespace.start_server(name, group["workerTemplate"], "prefill", address, fewer, given))
+            template = group["workerTemplate"] if number else group.get("leaderTemplate", group["workerTemplate"])
+            prefill.append(namespace.start_server(name, template, "prefill", address, fewer, given))
         template = _named(namespace.objects, "StatefulSet", f"{engine}-decode")["spec"]["template"]
         decode = namespace.start_server(f"{engine}-decode-0", template, "decode", namespace.address())
         for each in (*prefill, decode):

@@ -11,6 +11,7 @@ import json
 import random
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -96,8 +97,15 @@ def test_the_tokens_are_those_of_one_server(pair: Pair, llama: Path) -> None:
 @pytest.mark.shows("llm-d: clients that leave hold nothing on SGLang's prefill")
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.1, 0.5, 2.0])
 def test_a_client_that_leaves_holds_nothing(pair: Pair, seconds: float) -> None:
-    """It leaves before decode has asked prefill, while state moves, or while decode generates."""
-    legs = [Sidecar(pair).post_and_leave(prompt_of(100 + number, 300), seconds) for number in range(3)]
+    """It leaves while decode has no memory for its request, while state moves, or while decode generates.
+
+    Decode has 2,048 tokens, and SGLang keeps 512 of them free for each request that generates. So it has no memory for
+    the later ones of these requests, and asks prefill for nothing.
+    """
+    sidecar = Sidecar(pair)
+    with ThreadPoolExecutor(5) as threads:
+        left = [threads.submit(sidecar.post_and_leave, prompt_of(100 + at, 500), seconds) for at in range(5)]
+        legs = [each.result() for each in left]
     for leg in legs:
         assert leg.answered(SECONDS), "prefill waits for a decode that has left"
     for server in (pair.decode, pair.prefill):

@@ -200,7 +200,10 @@ def permitted(policies: Iterable[dict[str, Any]], source: Pod, target: Pod, port
     rules = [rule for spec in about for rule in spec["ingress"]]
     return not about or any(
         any("podSelector" in each and _selects(each["podSelector"], source.labels) for each in rule["from"])
-        and any(each["port"] <= port <= each.get("endPort", each["port"]) for each in rule["ports"])
+        and (
+            "ports" not in rule  # all of them
+            or any(each["port"] <= port <= each.get("endPort", each["port"]) for each in rule["ports"])
+        )
         for rule in rules
     )
 

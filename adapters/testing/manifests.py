@@ -26,7 +26,7 @@ import psutil
 import yaml
 from engine_processes import READY_SECONDS, OwnProcess
 
-__all__ = ["Cluster", "Container", "Flow", "Pod", "check_policies", "cluster"]
+__all__ = ["Cluster", "Container", "Nodes", "Pod", "check_policies", "cluster", "nodes", "refused_flows"]
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "kubernetes"
@@ -119,7 +119,7 @@ class Pod(OwnProcess):
     @property
     def ports(self) -> dict[str, int]:
         """The container's ports by name."""
-        return {each["name"]: each["containerPort"] for each in self.container["ports"]}
+        return {each["name"]: each["containerPort"] for each in self.container.get("ports", [])}
 
     def get(self, port: str, path: str, timeout: float = 30.0) -> tuple[int, str]:
         """The status and the text of what a named port answers.
@@ -200,7 +200,10 @@ def permitted(policies: Iterable[dict[str, Any]], source: Pod, target: Pod, port
     rules = [rule for spec in about for rule in spec["ingress"]]
     return not about or any(
         any("podSelector" in each and _selects(each["podSelector"], source.labels) for each in rule["from"])
-        and any(each["port"] <= port <= each.get("endPort", each["port"]) for each in rule["ports"])
+        and (
+            "ports" not in rule  # all of them
+            or any(each["port"] <= port <= each.get("endPort", each["port"]) for each in rule["ports"])
+        )
         for rule in rules
     )
 
@@ -277,6 +280,72 @@ class Cluster(NamedTuple):
         return found
 
 
+class _Namespace:
+    """What all pods of an engine have in common: the manifests, the keys, and the addresses.
+
+    Args:
+        engine: The folder of the manifests.
+        folder: Where everything is that the pods need, and their logs.
+        model: What is in the volume of models.
+        server: What runs in place of a server.
+        command: The command ``statelink``, with its variables.
+    """
+
+    def __init__(
+        self, engine: str, folder: Path, model: Path, server: Container, command: tuple[Path, Mapping[str, str]]
+    ) -> None:
+        self._folder, self._model, self._server = folder, model, server
+        self.objects = _documents(EXAMPLES / engine)
+        self._addresses = iter(_pod_addresses(8))
+        script, variables = command
+        for role in ("prefill", "decode"):
+            words = [sys.executable, str(script), "keys", "new", str(folder / role)]
+            subprocess.run(words, env={**os.environ, **variables}, check=True, capture_output=True, timeout=60)
+        public = {f"{role}.pub": (folder / f"{role}.pub").read_text() for role in ("prefill", "decode")}
+        self._allowed = _mount(folder / "allowed", public, 0o644)
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> _Namespace:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def address(self) -> str:
+        """An address of a pod."""
+        return next(self._addresses)
+
+    def start(
+        self, name: str, template: dict[str, Any], address: str, replaced: Mapping[str, str], runs: Container
+    ) -> Pod:
+        """Start a pod that is no server. It is ended with the namespace."""
+        made = Pod(name, self._folder, template, address, replaced, runs)
+        self._stack.callback(made.kill)
+        return made
+
+    def start_server(
+        self,
+        name: str,
+        template: dict[str, Any],
+        role: str,
+        address: str,
+        replaced: Mapping[str, str] | None = None,
+        given: Mapping[str, str] | None = None,
+    ) -> Pod:
+        """Start a server: with a secret of its role, and the volumes of all."""
+        secret = _mount(self._folder / f"secret-{name}", {"key": (self._folder / role).read_text()}, 0o400)
+        volumes = {
+            "/models/model": str(self._model),
+            "/run/statelink/secret": str(secret),
+            "/run/statelink/allowed": str(self._allowed),
+        }
+        # Pods of several hosts have no memory in common: UCX's other transports within a host are off.
+        runs = self._server._replace(environment={**self._server.environment, "UCX_TLS": "tcp,self"})
+        made = Pod(name, self._folder, template, address, {**volumes, **(replaced or {})}, runs, given)
+        self._stack.callback(made.kill)
+        return made
+
+
 @contextlib.contextmanager
 def cluster(engine: str, folder: Path, model: Path, server: Container, router: Mapping[str, str]) -> Iterator[Cluster]:
     """Every pod of the manifests of an engine, ready; all are ended afterwards.
@@ -288,47 +357,86 @@ def cluster(engine: str, folder: Path, model: Path, server: Container, router: M
         server: What runs in place of a server.
         router: Variables of the image, for the router.
     """
-    objects = _documents(EXAMPLES / engine)
     built = image(EXAMPLES / engine / "Dockerfile", folder / "built", sys.executable)
     packages = {"PYTHONPATH": str(built)}
-    for role in ("prefill", "decode"):
-        command = [sys.executable, str(built / "bin" / "statelink"), "keys", "new", str(folder / role)]
-        subprocess.run(command, env={**os.environ, **packages}, check=True, capture_output=True, timeout=60)
-    public = {f"{role}.pub": (folder / f"{role}.pub").read_text() for role in ("prefill", "decode")}
-    allowed = _mount(folder / "allowed", public, 0o644)
-    path = [*packages.values(), *filter(None, [server.environment.get("PYTHONPATH")])]
-    # Pods of several hosts have no memory in common: UCX's other transports within a host are off.
-    environment = {**server.environment, "PYTHONPATH": os.pathsep.join(path), "UCX_TLS": "tcp,self"}
-    addresses = iter(_pod_addresses(8))
-    hosts: dict[str, str] = {}
-    with contextlib.ExitStack() as stack:
-
-        def start(role: str) -> list[Pod]:
-            owner = _named(objects, "StatefulSet", f"{engine}-{role}")
-            made = []
-            for number in range(owner["spec"]["replicas"]):
-                secret = _mount(folder / f"secret-{role}-{number}", {"key": (folder / role).read_text()}, 0o400)
-                replaced = {
-                    "/models/model": str(model),
-                    "/run/statelink/secret": str(secret),
-                    "/run/statelink/allowed": str(allowed),
-                }
-                name, address = f"{engine}-{role}-{number}", next(addresses)
-                template, runs = owner["spec"]["template"], server._replace(environment=environment)
-                made.append(Pod(name, folder, template, address, replaced, runs))
-                stack.callback(made[-1].kill)
-                hosts[f"{name}.{owner['spec']['serviceName']}:"] = f"{address}:"
-            return made
-
-        prefills, decodes = start("prefill"), start("decode")
-        behind = _named(objects, "Deployment", f"{engine}-router")["spec"]["template"]
+    path = [str(built), *filter(None, [server.environment.get("PYTHONPATH")])]
+    server = server._replace(environment={**server.environment, "PYTHONPATH": os.pathsep.join(path)})
+    with _Namespace(engine, folder, model, server, (built / "bin" / "statelink", packages)) as namespace:
+        hosts: dict[str, str] = {}
+        servers: dict[str, list[Pod]] = {}
+        for role in ("prefill", "decode"):
+            owner = _named(namespace.objects, "StatefulSet", f"{engine}-{role}")["spec"]
+            for number in range(owner["replicas"]):
+                name, address = f"{engine}-{role}-{number}", namespace.address()
+                pod = namespace.start_server(name, owner["template"], role, address)
+                servers.setdefault(role, []).append(pod)
+                hosts[f"{name}.{owner['serviceName']}:"] = f"{address}:"
+        behind = _named(namespace.objects, "Deployment", f"{engine}-router")["spec"]["template"]
         runs = Container(lambda given: [sys.executable, "-W", "ignore", *given[1:]], {**packages, **router})
-        pod = Pod(f"{engine}-router", folder, behind, next(addresses), hosts, runs)
-        stack.callback(pod.kill)
-        for each in (*prefills, *decodes, pod):
+        pod = namespace.start(f"{engine}-router", behind, namespace.address(), hosts, runs)
+        (prefill,) = servers["prefill"]
+        made = Cluster(namespace.objects, prefill, servers["decode"], pod)
+        for each in (*made.servers, pod):
             each.wait_ready()
-        (prefill,) = prefills
-        yield Cluster(objects, prefill, decodes, pod)
+        yield made
+
+
+class Nodes(NamedTuple):
+    """A prefill server on two nodes, and a decode server.
+
+    Attributes:
+        objects: The manifests.
+        prefill: The pods of the prefill server, the leader first.
+        decode: The decode server.
+    """
+
+    objects: list[dict[str, Any]]
+    prefill: list[Pod]
+    decode: Pod
+
+
+@contextlib.contextmanager
+def nodes(engine: str, folder: Path, model: Path, server: Container, fewer: Mapping[str, str]) -> Iterator[Nodes]:
+    """The LeaderWorkerSet of an engine and one of its decode servers, ready; all are ended afterwards.
+
+    The packages are those of this environment. See `cluster`.
+
+    Args:
+        engine: The folder of the manifests.
+        folder: Where everything is that the pods need, and their logs.
+        model: What is in the volume of models.
+        server: What runs in place of a server.
+        fewer: Arguments with the size of the server, and what they are here.
+    """
+    command = Path(sys.executable).parent / "statelink", dict[str, str]()
+    with _Namespace(engine, folder, model, server, command) as namespace:
+        group = _named(namespace.objects, "LeaderWorkerSet", f"{engine}-prefill-nodes")["spec"]["leaderWorkerTemplate"]
+        addresses = [namespace.address() for _ in range(group["size"])]
+        prefill = []
+        for number, address in enumerate(addresses):
+            # What the controller of LeaderWorkerSets gives to each pod.
+            given = {
+                "LWS_GROUP_SIZE": str(group["size"]),
+                "LWS_WORKER_INDEX": str(number),
+                "LWS_LEADER_ADDRESS": addresses[0],
+            }
+            name = f"{engine}-prefill-nodes-0-{number}"
+            template = group["workerTemplate"] if number else group.get("leaderTemplate", group["workerTemplate"])
+            prefill.append(namespace.start_server(name, template, "prefill", address, fewer, given))
+        template = _named(namespace.objects, "StatefulSet", f"{engine}-decode")["spec"]["template"]
+        decode = namespace.start_server(f"{engine}-decode-0", template, "decode", namespace.address())
+        for each in (*prefill, decode):
+            each.wait_ready()
+        yield Nodes(namespace.objects, prefill, decode)
+
+
+def refused_flows(objects: Iterable[dict[str, Any]], pods: Sequence[Pod]) -> list[Flow]:
+    """The connections between pods that are there now, and that no network policy admits."""
+    policies = [each for each in objects if each["kind"] == "NetworkPolicy"]
+    of_name = {pod.name: pod for pod in pods}
+    return [
+        each for each in flows(pods) if not permitted(policies, of_name[each.source], of_name[each.target], each.port)
+    ]
 
 
 def check_policies(made: Cluster, control: range, data: range, http: int) -> None:
@@ -340,7 +448,7 @@ def check_policies(made: Cluster, control: range, data: range, http: int) -> Non
         return not permitted(policies, pods[each.source], pods[each.target], each.port)
 
     found = flows(list(pods.values()))
-    assert not [each for each in found if refused(each)]
+    assert not refused_flows(made.objects, list(pods.values()))
     prefill, router = made.prefill.name, made.router.name
     decode, other = (pod.name for pod in made.decodes)
     assert any(each[:2] == (decode, prefill) and each.port in control for each in found), found

@@ -1,7 +1,7 @@
 """The manifests for Kubernetes in ``examples/kubernetes/sglang``: their pods run as processes of this host.
 
-Not run here: the base image, the scheduling of pods, a server on several nodes, and memory of a GPU. What the
-Dockerfile copies and installs is built, and the pods run with it.
+Not run here: the base image, the scheduling of pods, and memory of a GPU. What the Dockerfile copies and installs is
+built, and the pods run with it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from engine_environments import SGLANG
-from manifests import Cluster, Container, Pod, check_policies, cluster
+from manifests import Cluster, Container, Pod, check_policies, cluster, nodes, refused_flows
 from support.models import VOCABULARY, generate
 from support.servers import ON_A_CPU, ORDINARY, ordinary_path
 
@@ -29,12 +29,14 @@ pytestmark = pytest.mark.servers
 FEW_TOKENS = ("--max-total-tokens", "2048", "--disaggregation-decode-retraction-backup", "cpu_tensor")
 
 
+def command(given: list[str]) -> list[str]:
+    """What runs in place of a server."""
+    assert given[:3] == ["python3", "-m", "sglang.launch_server"]
+    return [sys.executable, *ORDINARY, *ON_A_CPU, *FEW_TOKENS, *given[3:]]
+
+
 @pytest.fixture(scope="module")
 def applied(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    def command(given: list[str]) -> list[str]:
-        assert given[:3] == ["python3", "-m", "sglang.launch_server"]
-        return [sys.executable, *ORDINARY, *ON_A_CPU, *FEW_TOKENS, *given[3:]]
-
     server = Container(command, {**SGLANG, "PYTHONPATH": ordinary_path()})
     with cluster("sglang", tmp_path_factory.mktemp("kubernetes"), llama, server, SGLANG) as made:
         yield made
@@ -44,10 +46,10 @@ def prompt_of(seed: int) -> list[int]:
     return random.Random(seed).sample(range(4, VOCABULARY), 60)
 
 
-def post(pod: Pod, prompt: Sequence[int], count: int) -> list[int]:
+def post(pod: Pod, prompt: Sequence[int], count: int, **more: Any) -> list[int]:
     """The tokens that a server or the router answers."""
     params = {"temperature": 0, "max_new_tokens": count, "ignore_eos": True}
-    body = json.dumps({"input_ids": list(prompt), "sampling_params": params}).encode()
+    body = json.dumps({"input_ids": list(prompt), "sampling_params": params, **more}).encode()
     url = f"http://{pod.address}:{pod.ports['http']}/generate"
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=120) as answer:
@@ -96,3 +98,22 @@ def test_a_pod_that_ends_serves_the_requests_that_it_has(applied: Cluster, llama
     assert decode.wait_end(decode.grace) == 0
     applied.prefill.terminate()
     assert applied.prefill.wait_end(applied.prefill.grace) == 0
+
+
+@pytest.mark.shows("manifests for Kubernetes: a prefill server on two nodes (TP 2), over nixl")
+def test_a_server_on_two_nodes(llama: Path, tmp_path: Path) -> None:
+    here = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1", "GLOO_SOCKET_IFNAME": "lo"}
+    server = Container(command, {**SGLANG, **here, "PYTHONPATH": ordinary_path()})
+    with nodes("sglang", tmp_path, llama, server, {"--tp-size=16": "--tp-size=2"}) as made:
+        leader = made.prefill[0]
+        for seed in range(2):
+            body = {
+                "bootstrap_host": leader.address,
+                "bootstrap_port": leader.ports["bootstrap"],
+                "bootstrap_room": random.randrange(1, 1 << 62),
+            }
+            with ThreadPoolExecutor(1) as thread:
+                first = thread.submit(post, leader, prompt_of(seed), 6, **body)
+                assert post(made.decode, prompt_of(seed), 6, **body) == generate(llama, prompt_of(seed), 6)
+                first.result()
+        assert not refused_flows(made.objects, [*made.prefill, made.decode])

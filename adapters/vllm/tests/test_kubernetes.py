@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from engine_environments import VLLM, completion
-from manifests import Cluster, Container, Pod, check_policies, cluster
+from manifests import Cluster, Container, Pod, check_policies, cluster, nodes, refused_flows
 from support.engines import PREFILL, prompt_of
 from support.servers import ON_A_CPU
 
@@ -26,13 +26,19 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.servers
 
 
+FIRST_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+"""What these processes have, as all that are not forked by one that has imported vLLM."""
+
+
+def command(given: list[str]) -> list[str]:
+    """What runs in place of a server."""
+    assert given[0] == "vllm"
+    return [sys.executable, "-W", "ignore", "-m", "vllm.entrypoints.cli.main", *given[1:], *ON_A_CPU]
+
+
 @pytest.fixture(scope="module")
 def applied(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    def command(given: list[str]) -> list[str]:
-        assert given[0] == "vllm"
-        return [sys.executable, "-W", "ignore", "-m", "vllm.entrypoints.cli.main", *given[1:], *ON_A_CPU]
-
-    server = Container(command, {**VLLM, "VLLM_USE_V2_MODEL_RUNNER": "0"})
+    server = Container(command, {**VLLM, **FIRST_RUNNER})
     with cluster("vllm", tmp_path_factory.mktemp("kubernetes"), llama, server, {}) as made:
         yield made
 
@@ -95,7 +101,7 @@ def test_a_pod_that_ends_serves_the_requests_that_it_has(applied: Cluster) -> No
 
 
 def test_a_prefill_that_ends_keeps_what_decode_has_not_fetched(applied: Cluster) -> None:
-    """The last test: it ends prefill."""
+    """The last test with these pods: it ends prefill."""
     prefill, (decode, _) = applied.prefill, applied.decodes
     prompt = prompt_of(30, 100)
     expected, before = complete(prefill, prompt, 8), applied.succeeded(decode)[0]
@@ -105,6 +111,23 @@ def test_a_prefill_that_ends_keeps_what_decode_has_not_fetched(applied: Cluster)
     assert complete(decode, prompt, 8, kv_transfer_params=first["kv_transfer_params"]) == expected
     assert applied.succeeded(decode)[0] == before + 1
     assert prefill.wait_end(prefill.grace) == 0
+
+
+@pytest.mark.shows("manifests for Kubernetes: a prefill server on two nodes (TP 2), over nixl")
+def test_a_server_on_two_nodes(llama: Path, tmp_path: Path) -> None:
+    server = Container(command, {**VLLM, **FIRST_RUNNER, "GLOO_SOCKET_IFNAME": "lo"})
+    fewer = {"--tensor-parallel-size=16": "--tensor-parallel-size=2"}
+    with nodes("vllm", tmp_path, llama, server, fewer) as made:
+        prompt = prompt_of(40, 100)
+        first = ask(made.prefill[0], prompt, 1, kv_transfer_params=PREFILL)
+        params = first["kv_transfer_params"]
+        assert len(params["peer"]) == 2
+        tokens = complete(made.decode, prompt, 8, kv_transfer_params=params)
+        assert tokens == complete(made.prefill[0], prompt, 8)
+        status, text = made.decode.get("metrics", "/metrics")
+        assert status == 200
+        assert 'outcome="succeeded",rank="0",reason="",role="decode"} 1.0' in text
+        assert not refused_flows(made.objects, [*made.prefill, made.decode])
 
 
 def _running(pod: Pod) -> bool:

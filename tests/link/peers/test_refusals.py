@@ -295,9 +295,9 @@ OPEN: list[tuple[dict[str, Any], type[StatelinkError], str]] = [
         "hint: did you mean 'stall_timeout'?",
     ),
     (
-        {"role": "prefill", "backend": "tcp", "options": {"port": "70"}},
+        {"role": "prefill", "backend": "tcp", "options": {"max_pending": "70"}},
         ConfigError,
-        "bad value in the options of backend 'tcp': port: a whole number is expected, got '70'",
+        "bad value in the options of backend 'tcp': max_pending: a whole number is expected, got '70'",
     ),
     (
         {"role": "prefill", "backend": "tcp", "options": {"tcp": {"port": 70}}},
@@ -331,7 +331,8 @@ OPEN: list[tuple[dict[str, Any], type[StatelinkError], str]] = [
     (
         {"role": "decode", "backend": "tcp", "listen": "ipc:///tmp/x"},
         ConfigError,
-        "'ipc:///tmp/x' is not an address\nhint: tcp://host:port, or tcp://host:port@public-key",
+        "'ipc:///tmp/x' is no address at which to listen\n"
+        "hint: tcp://host:port, or a range of ports: tcp://host:7100-7199",
     ),
     (
         {"role": "decode", "backend": "tcp", "keys": {"secret": "short"}},

@@ -49,9 +49,9 @@ def make_llama(folder: Path) -> Path:
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     fast: Any = PreTrainedTokenizerFast
-    fast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<pad>"
-    ).save_pretrained(folder)
+    made = fast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<pad>")
+    made.chat_template = "{% for message in messages %}{{ message.content }} {% endfor %}"  # Dynamo needs one
+    made.save_pretrained(folder)
     return folder
 
 

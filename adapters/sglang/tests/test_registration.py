@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import textwrap
-
 import pytest
+from support.fresh import seen_by
 
 SEEN = """
 import json, sys
@@ -53,23 +48,8 @@ seen["same"] = prefill.TransferBackend is utils.TransferBackend is decode.Transf
 """
 
 
-def _run(*code: str) -> tuple[dict[str, object], str]:
-    """What a fresh process saw, and what it logged."""
-    program = "\n".join(textwrap.dedent(each) for each in (*code, "print('SEEN ' + json.dumps(seen))"))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        env={**os.environ, "STATELINK_ABSENT_PACKAGES": "1"},
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("SEEN ")]
-    assert lines, done.stderr[-4000:]
-    return json.loads(lines[0].removeprefix("SEEN ")), done.stderr
-
-
 def test_a_process_without_a_scheduler_learns_the_name_and_imports_neither_the_core_nor_the_queues() -> None:
-    seen, _ = _run(SEEN)
+    seen, _ = seen_by(SEEN)
     assert seen["choice"]
     assert seen["members"] == ["mooncake", "mori", "nixl", "ascend", "fake", "statelink"]
     assert not seen["core"]
@@ -79,7 +59,7 @@ def test_a_process_without_a_scheduler_learns_the_name_and_imports_neither_the_c
 @pytest.mark.smoke
 def test_a_scheduler_gets_the_classes_and_the_hooks() -> None:
     imports = "import sglang.srt.managers.scheduler, sglang.srt.managers.data_parallel_controller"
-    seen, _ = _run(imports, SEEN, CLASSES, QUEUES)
+    seen, _ = seen_by(imports, SEEN, CLASSES, QUEUES)
     assert seen["classes"] is True
     assert seen["fake"] == "FakeKVSender"
     assert seen["hooked"] == [True] * 7
@@ -88,7 +68,7 @@ def test_a_scheduler_gets_the_classes_and_the_hooks() -> None:
 
 @pytest.mark.smoke
 def test_another_sglang_is_refused_with_what_differs_and_the_name_stays_unknown() -> None:
-    seen, logged = _run("from sglang.srt.disaggregation.base import conn\ndel conn.BaseKVSender.clear", SEEN)
+    seen, logged = seen_by("from sglang.srt.disaggregation.base import conn\ndel conn.BaseKVSender.clear", SEEN)
     assert not seen["choice"]
     assert "statelink" not in str(seen["members"])
     assert "statelink is not registered as a transfer backend of SGLang" in logged
@@ -96,7 +76,7 @@ def test_another_sglang_is_refused_with_what_differs_and_the_name_stays_unknown(
 
 
 def test_a_method_that_cannot_be_hooked_is_named_and_the_name_stays_unknown() -> None:
-    seen, logged = _run(
+    seen, logged = seen_by(
         "import sglang.srt.managers.scheduler",
         "from sglang.srt.disaggregation.decode import DecodePreallocQueue\ndel DecodePreallocQueue._init_kv_manager",
         SEEN,

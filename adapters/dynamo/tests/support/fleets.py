@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,10 @@ CANARY = 2
 """Seconds without a request after which Dynamo sends one to a worker, to see whether it is well."""
 DEADLINE = 900.0
 """Seconds: longer than a test may take. What ends sooner has not waited for it."""
+
+FAILING = "failing"
+ROUTERS = ("round-robin", "kv")
+"""Ways in which a frontend chooses workers: in turn, or by the prefixes that they hold."""
 
 ENGINES: dict[str, dict[str, str]] = {
     "sglang": {**SGLANG, "GLOO_SOCKET_IFNAME": "lo"},
@@ -102,10 +107,13 @@ class Frontend(HttpServer[Answer]):
         finally:
             connection.close()
 
-    def workers(self) -> list[str]:
-        """The ids of the workers that take requests, as this frontend knows them."""
-        found = self.ask("/health", timeout=5).body.get("instances", [])
-        return sorted(f"{each['component']} {each['instance_id']}" for each in found if each["endpoint"] == "generate")
+    def workers(self) -> set[int]:
+        """The ids of the workers that it sends requests to; none before it takes requests itself."""
+        with contextlib.suppress(OSError):  # it may be starting
+            if self.ask("/v1/models", timeout=5).body["data"]:
+                known = self.ask("/health", timeout=5).body["instances"]
+                return {each["instance_id"] for each in known if each["endpoint"] == "generate"}
+        return set()
 
 
 def body_of(prompt: Sequence[int], count: int, **more: Any) -> dict[str, Any]:
@@ -145,10 +153,28 @@ class Worker(OwnProcess):
         os.kill(self._process.pid, signal.SIGINT)
         self.wait_end(60)
 
+    def metric(self, name: str) -> list[tuple[str, float]]:
+        """The labels and values of one of the metrics of Dynamo and the engine."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=60) as answer:
+            text = answer.read().decode()
+        found = re.findall(rf"^{name}{{(.*)}} (\S+)$", text, re.MULTILINE)
+        return [(labels, float(value)) for labels, value in found if 'endpoint="generate"' in labels]
+
+    def served(self) -> int:
+        """Requests of frontends that it has answered."""
+        return int(sum(value for _, value in self.metric("dynamo_component_request_duration_seconds_count")))
+
+    def id(self) -> int | None:
+        """What Dynamo calls it, once it takes requests."""
+        with contextlib.suppress(OSError):  # it may be starting
+            for labels, _ in self.metric("dynamo_component_inflight_requests"):
+                return int(labels.rpartition('worker_id="')[2].partition('"')[0], 16)
+        return None
+
     def link(self) -> dict[str, Any]:
         """What its link does, as ``statelink inspect`` shows it."""
         (listens,) = set(re.findall(r"its link listens at (\S+)", self.logged()))
-        shown = json.loads(CliRunner().invoke(main, ["inspect", "--json"]).output)  # of other programs, too
+        shown = json.loads(CliRunner().invoke(main, ["inspect", "--json"]).stdout)  # of other programs, too
         (found,) = (each for each in shown if each.get("address", "").partition("@")[0] == listens)
         return dict(found)
 
@@ -165,79 +191,90 @@ class Worker(OwnProcess):
 
     def totals(self) -> dict[str, int]:
         """Rooms of its link that have ended, by outcome."""
-        found: dict[str, int] = {}
-        for each in self.link()["totals"].values():
-            for outcome, count in each["rooms"].items():
-                found[outcome] = found.get(outcome, 0) + count
-        return found
+        (found,) = self.link()["totals"]["rooms"].values() or ({},)  # a link has one role
+        return dict(found)
 
 
 class Fleet:
-    """Frontends, and workers of one engine. `up` starts those that are missing.
+    """Frontends, and workers of one engine. Beside it, one worker that does both parts, with a frontend of its own.
 
     Args:
         engine: ``sglang`` or ``vllm``.
         folder: Where logs are, and where the parts of the fleet find each other.
         model: The model.
-        frontends: Names and options of frontends.
+
+    Attributes:
+        alone: The frontend of the worker that does both parts.
+        engine: As given.
+        frontends: A frontend of the fleet for each way to route in `ROUTERS`.
     """
 
-    def __init__(self, engine: str, folder: Path, model: Path, **frontends: Sequence[str]) -> None:
-        self._engine, self._folder, self._model = engine, folder, model
-        self._environment = {
+    def __init__(self, engine: str, folder: Path, model: Path) -> None:
+        self.engine, self._folder, self._model = engine, folder, model
+        self._started = 0
+        self._workers: dict[str, Worker] = {}
+        self._environments = {name: self._environment(name) for name in ("alone", "fleet")}
+        self.alone = Frontend("frontend-alone", folder, self._environments["alone"])
+        self._one = self._start("alone")
+        options = ["--migration-limit", "3", "--router-mode"]
+        self.frontends = {
+            router: Frontend(f"frontend-{router}", folder, self._environments["fleet"], *options, router)
+            for router in ROUTERS
+        }
+
+    def _environment(self, name: str) -> dict[str, str]:
+        """Of a fleet, whose parts find each other in a folder."""
+        found = self._folder / name
+        found.mkdir()
+        return {
             "DYN_DISCOVERY_BACKEND": "file",
-            "DYN_FILE_KV": str(folder / "discovery"),
+            "DYN_FILE_KV": str(found),
             "DYN_REQUEST_PLANE": "tcp",
             "DYN_EVENT_PLANE": "zmq",
             "PYTHONHASHSEED": "0",
-            **ENGINES[engine],
+            **ENGINES[self.engine],
         }
-        (folder / "discovery").mkdir()
-        self._frontends = {
-            name: Frontend(name, folder, self._environment, *options) for name, options in frontends.items()
-        }
-        self._workers: dict[str, Worker] = {}
-        self._started = 0
 
     def __getitem__(self, name: str) -> Worker:
         return self._workers[name]
 
-    def frontend(self, name: str) -> Frontend:
-        """The frontend of a name."""
-        return self._frontends[name]
+    def named(self, number: int) -> Worker:
+        """The worker that Dynamo calls so."""
+        (found,) = (worker for worker in self._workers.values() if worker.id() == number)
+        return found
 
     def up(self, *names: str) -> None:
         """Return once exactly these workers run, and every frontend knows them.
 
-        The name of a worker begins with its role: ``prefill``, ``decode`` or ``alone``.
+        The name of a worker begins with its role, ``prefill`` or ``decode``. There may be a hyphen and more behind it. With
+        ``failing``, a worker of vLLM does not compute what it cannot load.
         """
         for name in set(self._workers) - set(names):
             self.stop(name)
         for name in names:
             if name not in self._workers or not self._workers[name].running:
                 self._workers[name] = self._start(name)
-        until = time.monotonic() + READY_SECONDS
-        for frontend in self._frontends.values():
-            while len(found := self._known(frontend)) != len(names):
-                for worker in self._workers.values():
-                    assert worker.running, f"{worker.name} ended:\n{worker.logged()[-6000:]}"
-                assert time.monotonic() < until, (frontend.name, found, frontend.logged()[-3000:])
-                time.sleep(0.5)
+        self._wait_known(self.alone, [self._one])
+        for frontend in self.frontends.values():
+            self._wait_known(frontend, list(self._workers.values()))
 
-    def _known(self, frontend: Frontend) -> list[str]:
-        with contextlib.suppress(OSError):
-            if frontend.ask("/v1/models", timeout=5).body.get("data"):
-                return frontend.workers()
-        return []
+    def _wait_known(self, frontend: Frontend, workers: list[Worker]) -> None:
+        until = time.monotonic() + READY_SECONDS
+        while frontend.workers() != {worker.id() for worker in workers}:
+            for worker in workers:
+                assert worker.running, f"{worker.name} ended:\n{worker.logged()[-6000:]}"
+            assert time.monotonic() < until, (frontend.name, frontend.workers(), frontend.logged()[-3000:])
+            time.sleep(0.5)
 
     def _start(self, name: str) -> Worker:
         self._started += 1
-        role = name.rstrip("0123456789")
-        command, more = {"sglang": self._sglang, "vllm": self._vllm}[self._engine](role)
+        role, _, kind = name.partition("-")
+        command, more = {"sglang": self._sglang, "vllm": self._vllm}[self.engine](role, kind)
         # A worker that is started anew has a log of its own.
-        return Worker(f"{name}.{self._started}", self._folder, command, {**self._environment, **more})
+        environment = self._environments["alone" if role == "alone" else "fleet"]
+        return Worker(f"{name}.{self._started}", self._folder, command, {**environment, **more})
 
-    def _vllm(self, role: str) -> tuple[list[str], dict[str, str]]:
+    def _vllm(self, role: str, kind: str) -> tuple[list[str], dict[str, str]]:
         command = [
             *(os.environ["STATELINK_DYNAMO_VLLM"], "-W", "ignore", str(HERE / "worker_vllm.py")),
             *("--model", str(self._model), "--served-model-name", MODEL, "--enforce-eager", "--dtype", "float32"),
@@ -250,12 +287,12 @@ class Fleet:
         config = {
             "kv_connector": "StatelinkConnector",
             "kv_role": {"prefill": "kv_producer", "decode": "kv_consumer"}[role],
-            "kv_load_failure_policy": "recompute",
+            "kv_load_failure_policy": "fail" if kind == FAILING else "recompute",
             "kv_connector_extra_config": {**LINK, "deadline": DEADLINE},
         }
         return [*command, "--disaggregation-mode", role, "--kv-transfer-config", json.dumps(config)], {}
 
-    def _sglang(self, role: str) -> tuple[list[str], dict[str, str]]:
+    def _sglang(self, role: str, kind: str) -> tuple[list[str], dict[str, str]]:
         command = [
             *(os.environ["STATELINK_DYNAMO_SGLANG"], "-W", "ignore", str(HERE / "worker_sglang.py")),
             *("--model-path", str(self._model), "--served-model-name", MODEL, "--device", "cpu", "--dtype", "float32"),
@@ -272,7 +309,7 @@ class Fleet:
         return command, {"STATELINK_SGLANG_CONFIG": json.dumps(LINK)}
 
     def stop(self, name: str) -> None:
-        """End a worker as an operator does. It takes its name out of the fleet."""
+        """End a worker as an operator does."""
         worker = self._workers.pop(name)
         if worker.running:
             worker.interrupt()
@@ -285,5 +322,5 @@ class Fleet:
 
     def kill(self) -> None:
         """End everything."""
-        for each in (*self._workers.values(), *self._frontends.values()):
+        for each in (self._one, self.alone, *self._workers.values(), *self.frontends.values()):
             each.kill()

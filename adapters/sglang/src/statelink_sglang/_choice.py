@@ -1,11 +1,11 @@
 """Lets a program that parses SGLang's options before it loads SGLang's plugins take the name ``statelink``.
 
-SGLang's own launcher loads plugins first. NVIDIA Dynamo parses first, and would refuse the name. SGLang asks for plugins
-of another group earlier than that: those that bring a platform, when its first modules are imported. `offer` is one of
-them, through the entry point ``statelink`` in the group ``sglang.srt.platforms``, and brings none.
+SGLang's own launcher loads plugins first. NVIDIA Dynamo parses first, and would refuse the name. Still earlier, when
+its first modules are imported, SGLang asks for plugins that bring a platform. `offer` is one of them, through the entry
+point ``statelink`` in the group ``sglang.srt.platforms``, and brings none.
 
-Whether the installed SGLang is one that the adapter knows cannot be found out so early, because half of SGLang's modules
-are not imported yet. So the name is not added then. It is looked into when somebody asks whether it is a choice.
+So early, nobody can find out whether the adapter works with the installed SGLang, because most of SGLang's modules are
+not imported yet. So the name is not added then, but when somebody asks whether it is a choice.
 """
 
 from __future__ import annotations

@@ -153,6 +153,12 @@ class Worker(OwnProcess):
         os.kill(self._process.pid, signal.SIGINT)
         self.wait_end(60)
 
+    def stop_engine(self) -> None:
+        """Stop what it has started, and not the process that speaks to frontends."""
+        main = self._process.pid
+        for child in Path(f"/proc/{main}/task/{main}/children").read_text().split():
+            os.kill(int(child), signal.SIGSTOP)
+
     def metric(self, name: str) -> list[tuple[str, float]]:
         """The labels and values of one of the metrics of Dynamo and the engine."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=60) as answer:
@@ -246,8 +252,8 @@ class Fleet:
     def up(self, *names: str) -> None:
         """Return once exactly these workers run, and every frontend knows them.
 
-        The name of a worker begins with its role, ``prefill`` or ``decode``. There may be a hyphen and more behind it. With
-        ``failing``, a worker of vLLM does not compute what it cannot load.
+        The name of a worker begins with its role, ``prefill`` or ``decode``. There may be a hyphen and more behind it.
+        With ``failing``, a worker of vLLM does not compute what it cannot load.
         """
         for name in set(self._workers) - set(names):
             self.stop(name)

@@ -24,7 +24,8 @@ load_general_plugins()
 extra = {"connectors": [{"kv_connector": name} for name in ("StatelinkConnector", "OffloadingConnector")]}
 for name in ("StatelinkConnector", "MultiConnector"):
     given = SimpleNamespace(kv_connector=name, kv_connector_extra_config=extra if name == "MultiConnector" else {})
-    print("SAID", json.dumps(make_kv_connector_protocol(SimpleNamespace(kv_transfer_config=given)).prefill_request_kv_transfer_params()))
+    protocol = make_kv_connector_protocol(SimpleNamespace(kv_transfer_config=given))
+    print("SAID", json.dumps(protocol.prefill_request_kv_transfer_params()))
 """
 
 PARSED = """

@@ -82,16 +82,6 @@ def test_prefill_dies_before_its_state_is_moved_and_decode_computes_it(fleet: Fl
     fleet["decode"].wait_rooms(False)
 
 
-@vllm
-def test_a_prefill_that_decode_has_never_met_and_that_is_gone_fails_the_request_soon(fleet: Fleet) -> None:
-    """With the policy ``fail``, vLLM's default. Decode's deadline is longer than the test may take."""
-    fleet.up("prefill", "decode-failing")
-    answer = without_prefill(fleet, "decode-failing", prompt_of(4300, 500))
-    assert answer.status == 500, answer
-    assert fleet["decode-failing"].totals() == {"peer.unreachable": 1}
-    fleet["decode-failing"].wait_rooms(False)
-
-
 @sglang
 def test_prefill_dies_while_it_computes_and_the_request_is_refused(fleet: Fleet) -> None:
     """Dynamo has sent the request to both, ends it on decode, and finds no other prefill worker."""
@@ -112,3 +102,13 @@ def test_without_any_prefill_a_request_is_refused(fleet: Fleet) -> None:
     answer = fleet.frontends["round-robin"].complete(prompt_of(4500, 40))
     assert answer.status == 503, answer
     fleet.settled()
+
+
+@vllm
+def test_a_prefill_that_decode_has_never_met_and_that_is_gone_fails_the_request_soon(fleet: Fleet) -> None:
+    """With the policy ``fail``, vLLM's default. Decode's deadline is longer than the test may take."""
+    fleet.up("prefill", "decode-failing")
+    answer = without_prefill(fleet, "decode-failing", prompt_of(4300, 500))
+    assert answer.status == 500, answer
+    assert fleet["decode-failing"].totals() == {"peer.unreachable": 1}
+    fleet["decode-failing"].wait_rooms(False)

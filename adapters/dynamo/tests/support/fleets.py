@@ -108,12 +108,15 @@ class Frontend(HttpServer[Answer]):
             connection.close()
 
     def workers(self) -> set[int]:
-        """The ids of the workers that it sends requests to; none before it takes requests itself."""
+        """The ids of the workers that it knows."""
         with contextlib.suppress(OSError):  # it may be starting
-            if self.ask("/v1/models", timeout=5).body["data"]:
-                known = self.ask("/health", timeout=5).body["instances"]
-                return {each["instance_id"] for each in known if each["endpoint"] == "generate"}
+            known = self.ask("/health", timeout=5).body["instances"]
+            return {each["instance_id"] for each in known if each["endpoint"] == "generate"}
         return set()
+
+    def serves(self) -> bool:
+        """Whether it knows all that a request needs."""
+        return bool(self.ask("/v1/models", timeout=5).body["data"])
 
 
 def body_of(prompt: Sequence[int], count: int, **more: Any) -> dict[str, Any]:
@@ -260,13 +263,13 @@ class Fleet:
         for name in names:
             if name not in self._workers or not self._workers[name].running:
                 self._workers[name] = self._start(name)
-        self._wait_known(self.alone, [self._one])
+        self._wait_known(self.alone, [self._one], serves=True)
         for frontend in self.frontends.values():
-            self._wait_known(frontend, list(self._workers.values()))
+            self._wait_known(frontend, [*self._workers.values()], serves="prefill" in names)
 
-    def _wait_known(self, frontend: Frontend, workers: list[Worker]) -> None:
+    def _wait_known(self, frontend: Frontend, workers: list[Worker], *, serves: bool) -> None:
         until = time.monotonic() + READY_SECONDS
-        while frontend.workers() != {worker.id() for worker in workers}:
+        while frontend.workers() != {worker.id() for worker in workers} or (serves and not frontend.serves()):
             for worker in workers:
                 assert worker.running, f"{worker.name} ended:\n{worker.logged()[-6000:]}"
             assert time.monotonic() < until, (frontend.name, frontend.workers(), frontend.logged()[-3000:])

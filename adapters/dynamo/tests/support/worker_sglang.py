@@ -6,6 +6,8 @@ Dynamo imports SGLang's processor of images of Qwen-VL, whatever the model. On a
 
 from __future__ import annotations
 
+from typing import Any
+
 KERNELS = (
     "fused_sigmoid_mul_cpu",
     "fused_qk_gemma_rmsnorm_cpu",
@@ -17,9 +19,10 @@ KERNELS = (
 if __name__ == "__main__":
     import torch
 
-    library = torch.library.Library("sgl_kernel", "FRAGMENT")
+    library: Any = torch.library
+    kernels = library.Library("sgl_kernel", "FRAGMENT")
     for kernel in KERNELS:
-        library.define(f"{kernel}(Tensor x) -> Tensor")
+        kernels.define(f"{kernel}(Tensor x) -> Tensor")
 
     from dynamo.sglang.main import main
 

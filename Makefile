@@ -66,7 +66,7 @@ FOUND := build/tests
 
 .PHONY: help setup demo check test again matrix docs third-party release-check soak bench gpu engine-sglang engine-sglang-smoke \
   engine-sglang-bench engine-sglang-differences engine-vllm engine-vllm-smoke engine-vllm-bench engine-vllm-differences \
-  engine-cross engine-cross-smoke engine-dynamo engine-dynamo-smoke fix clean distclean libraries
+  engine-cross engine-cross-smoke engine-dynamo engine-dynamo-smoke engine-window fix clean distclean libraries
 
 help: ## List the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do \
@@ -141,17 +141,20 @@ gpu: ## Run what needs a graphics card; without one, say what would run
 	$(BIN)/python -m tools.gpu $(ARGS)
 
 # In an environment of its own, which is kept in the user's cache. Where no interpreter is new enough, only CI fails.
-ENGINE_PYTHON = python=$$(PYTHON="$(PYTHON)" tools/engine-env.sh $(1)) || { rc=$$?; \
+# VERSION names another release of the engine than the newest. PREFILL and DECODE name those of the servers of a pair.
+ENGINE_SIDE = $(if $($(2)),STATELINK_$(2)_PYTHON=$$(realpath -s "$$(PYTHON="$(PYTHON)" tools/engine-env.sh $(1) $($(2)))"); \
+  export STATELINK_$(2)_PYTHON;)
+ENGINE_PYTHON = python=$$(PYTHON="$(PYTHON)" tools/engine-env.sh $(1) $(or $(3),$(VERSION))) || { rc=$$?; \
     if [ "$$rc" = 3 ] && [ "$${CI:-}" != true ]; then echo "skipped: $(1) needs Python 3.11 or newer"; exit 0; fi; exit "$$rc"; }; \
   tools/mooncake-libraries.sh "$$python" || [ "$${CI:-}" != true ]; export $(2)
 ENGINE_TESTS = "$$python" -W ignore -m pytest -c adapters/$(1)/pyproject.toml --rootdir adapters/$(1) adapters/$(1)/tests
 SGLANG_PYTHON = $(call ENGINE_PYTHON,sglang,STATELINK_ABSENT_PACKAGES=1)
-ENGINE_SGLANG = $(SGLANG_PYTHON); $(call ENGINE_TESTS,sglang)
+ENGINE_SGLANG = $(SGLANG_PYTHON); $(call ENGINE_SIDE,sglang,PREFILL) $(call ENGINE_SIDE,sglang,DECODE) $(call ENGINE_TESTS,sglang)
 VLLM_PYTHON = $(call ENGINE_PYTHON,vllm,VLLM_TARGET_DEVICE=cpu)
-ENGINE_VLLM = $(VLLM_PYTHON); $(call ENGINE_TESTS,vllm)
+ENGINE_VLLM = $(VLLM_PYTHON); $(call ENGINE_SIDE,vllm,PREFILL) $(call ENGINE_SIDE,vllm,DECODE) $(call ENGINE_TESTS,vllm)
 
 # A whole run reports what it found, and the table of it is written. A choice of tests leaves the table as it is.
-ENGINE_REPORT = build/engine-$(1).json
+ENGINE_REPORT = build/engine-$(1)$(VERSION:%=-%).json
 ENGINE_REPORTED = $(or $(ARGS),--engine-report=$(abspath $(ENGINE_REPORT)))
 ENGINE_TABLE = [ ! -e $(ENGINE_REPORT) ] || build/$(1)/bin/python -m tools.engine_table $(ENGINE_REPORT) adapters/$(1)/RESULTS.md
 
@@ -183,9 +186,9 @@ engine-vllm-bench: ## Measure vLLM's own NIXL connector and Statelink in turn, a
 engine-vllm-differences: ## Say how a release of vLLM differs for the adapter: ARGS=0.34.0
 	@$(VLLM_PYTHON); "$$python" -W ignore -m tools.engine_differences vllm $(ARGS)
 
-# The tests run in vLLM's environment, and start servers in both.
-ENGINE_CROSS = $(SGLANG_PYTHON); STATELINK_SGLANG_PYTHON=$$(realpath -s "$$python"); export STATELINK_SGLANG_PYTHON; \
-  $(VLLM_PYTHON); STATELINK_VLLM_PYTHON=$$(realpath -s "$$python"); \
+# The tests run in vLLM's environment, and start servers in both. SGLANG_VERSION and VLLM_VERSION name other releases.
+ENGINE_CROSS = $(call ENGINE_PYTHON,sglang,STATELINK_ABSENT_PACKAGES=1,$(SGLANG_VERSION)); STATELINK_SGLANG_PYTHON=$$(realpath -s "$$python"); export STATELINK_SGLANG_PYTHON; \
+  $(call ENGINE_PYTHON,vllm,VLLM_TARGET_DEVICE=cpu,$(VLLM_VERSION)); STATELINK_VLLM_PYTHON=$$(realpath -s "$$python"); \
   export STATELINK_VLLM_PYTHON; $(call ENGINE_TESTS,cross)
 
 engine-cross: ## Run SGLang's prefill with vLLM's decode, and the other way: real servers, every test
@@ -206,6 +209,9 @@ engine-dynamo: ## Run workers of NVIDIA Dynamo with SGLang and with vLLM: real f
 
 engine-dynamo-smoke: ## The part of engine-dynamo that takes minutes: the names, and tokens with both engines
 	@$(ENGINE_DYNAMO) -m smoke $(ARGS)
+
+engine-window: ## Run every release of the engines that the adapters know, and every two that may meet: ARGS="--list"
+	@$(BIN)/python -m tools.engine_window $(ARGS)
 
 fix: $(DEV) ## Format, and fix what ruff can fix
 	$(BIN)/ruff check --fix-only --exit-zero

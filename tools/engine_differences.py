@@ -51,8 +51,12 @@ def tell(engine: str) -> None:
     """Print what the adapter says of the engine that this process imports, and end with 1 if anything differs."""
     for module in LOADED[engine]:
         importlib.import_module(module)
-    found = importlib.import_module(f"statelink_{engine}._seam").differences()
-    print(*found or [f"nothing of {engine} that the adapter uses differs"], sep="\n")
+    seam = importlib.import_module(f"statelink_{engine}._seam").SEAM
+    found = seam.differences()
+    for each in found:
+        print(f"{each.text}{' (needed)' if each.needed else ''}")
+    if not found:
+        print(f"nothing that the adapter uses differs from what it knows of {seam.title} {seam.release()}")
     sys.exit(bool(found))
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["SGLANG", "VLLM", "completion"]
+__all__ = ["SGLANG", "VLLM", "completion", "python_of"]
 
 _ANY = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -26,6 +28,15 @@ VLLM = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 """Changes to the environment of a process that runs vLLM."""
+
+
+def python_of(server: str) -> str:
+    """The interpreter of a server, by its name.
+
+    ``STATELINK_PREFILL_PYTHON`` and ``STATELINK_DECODE_PYTHON`` name those of other releases, for servers that are
+    called ``prefill`` and ``decode``. Every other server has the interpreter of the tests.
+    """
+    return os.environ.get(f"STATELINK_{server.upper()}_PYTHON", sys.executable)
 
 
 def completion(model: str, prompt: Sequence[int], count: int) -> dict[str, Any]:

@@ -69,26 +69,29 @@ class Forked:
 
 
 @functools.cache
-def forks(module: str, path: tuple[str, ...], environment: tuple[tuple[str, str], ...] = ()) -> _Forks:
+def forks(
+    module: str, path: tuple[str, ...], environment: tuple[tuple[str, str], ...] = (), python: str = sys.executable
+) -> _Forks:
     """The process that forks for a module, made once for each choice of arguments.
 
     Args:
         module: Its name, and see this file.
         path: Where the process finds what it imports.
         environment: Changes to this process's environment.
+        python: The interpreter, which may have another release of the engine.
     """
-    return _Forks(module, path, dict(environment))
+    return _Forks(module, path, dict(environment), python)
 
 
 class _Forks:
     """The process that forks, from outside. It ends, with all that it forked, when this process does."""
 
-    def __init__(self, module: str, path: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, module: str, path: Sequence[str], environment: Mapping[str, str], python: str) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         entries = [*path, os.environ.get("PYTHONPATH", "")]
         given = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join(filter(None, entries))}
         with theirs:
-            command = [sys.executable, "-W", "ignore", "-m", "forks", module, str(theirs.fileno())]
+            command = [python, "-W", "ignore", "-m", "forks", module, str(theirs.fileno())]
             self._process = subprocess.Popen(
                 command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, env=given, start_new_session=True
             )

@@ -14,7 +14,7 @@ from sglang.srt.disaggregation import utils
 seen = {
     "choice": "statelink" in choices,
     "members": [member.value for member in utils.TransferBackend],
-    "core": "statelink" in sys.modules,
+    "backend": any(name.startswith(("statelink_nixl", "statelink_mooncake", "statelink.tcp.")) for name in sys.modules),
     "queues": "sglang.srt.disaggregation.prefill" in sys.modules,
 }
 """
@@ -48,11 +48,11 @@ seen["same"] = prefill.TransferBackend is utils.TransferBackend is decode.Transf
 """
 
 
-def test_a_process_without_a_scheduler_learns_the_name_and_imports_neither_the_core_nor_the_queues() -> None:
+def test_a_process_without_a_scheduler_learns_the_name_and_imports_neither_a_backend_nor_the_queues() -> None:
     seen, _ = seen_by(SEEN)
     assert seen["choice"]
     assert seen["members"] == ["mooncake", "mori", "nixl", "ascend", "fake", "statelink"]
-    assert not seen["core"]
+    assert not seen["backend"]
     assert not seen["queues"]
 
 
@@ -64,6 +64,36 @@ def test_a_scheduler_gets_the_classes_and_the_hooks() -> None:
     assert seen["fake"] == "FakeKVSender"
     assert seen["hooked"] == [True] * 7
     assert seen["same"]
+
+
+OTHER = "from importlib import metadata\nmetadata.version = lambda name: '0.5.99'"
+EXPECTED = "SGLang 0.5.21, 0.5.22 or 0.5.23 is expected; 0.5.99 is installed"
+
+
+@pytest.mark.smoke
+def test_a_release_that_is_not_known_is_refused() -> None:
+    seen, logged = seen_by(OTHER, SEEN)
+    assert not seen["choice"]
+    assert EXPECTED in logged
+    assert "'version' in 'allow'" in logged
+
+
+@pytest.mark.smoke
+def test_a_release_that_is_not_known_can_be_tried_if_all_that_is_needed_is_there() -> None:
+    allowed = """import os; os.environ["STATELINK_SGLANG_CONFIG"] = '{"sglang": {"allow": ["version"]}}'"""
+    seen, logged = seen_by(OTHER, allowed, SEEN)
+    assert seen["choice"]
+    assert f"this SGLang was not tested with Statelink, and 'allow' has 'version': {EXPECTED}" in logged
+
+
+@pytest.mark.smoke
+def test_an_sglang_that_lacks_something_is_not_tried_whatever_is_allowed() -> None:
+    allowed = """import os; os.environ["STATELINK_SGLANG_CONFIG"] = '{"sglang": {"allow": ["version"]}}'"""
+    lacks = "from sglang.srt.disaggregation.base import conn\ndel conn.BaseKVSender.clear"
+    seen, logged = seen_by(OTHER, allowed, lacks, SEEN)
+    assert not seen["choice"]
+    assert "BaseKVSender lacks the methods clear" in logged
+    assert "'version' in 'allow'" not in logged
 
 
 @pytest.mark.smoke

@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 from support.caches import Cache, attention, make_cache, recurrent
+from support.configurations import config_of
 from vllm.distributed import parallel_state
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
@@ -25,37 +26,6 @@ KINDS = {
     "chunk": [(FULL, (0,)), (attention(4, chunk=32), (1,))],
     "recurrent": [(FULL, (0,)), (recurrent("MAMBA1", (2, 8), (8, 4), page=FULL.page_size_bytes), (1,))],
 }
-
-
-def config_of(lookahead: int = 0, stages: int = 1, width: int = 1, replicas: int = 1) -> Any:
-    """What the connector reads of a ``VllmConfig``."""
-    given = {"backend": "tcp"}
-    layer = SimpleNamespace(
-        get_attn_backend=lambda: SimpleNamespace(get_name=lambda: "FLASH_ATTN"), is_draft_layer=False
-    )
-    text = SimpleNamespace(num_hidden_layers=1, hidden_size=8, vocab_size=8)
-    return SimpleNamespace(
-        kv_transfer_config=SimpleNamespace(kv_role="kv_both", kv_connector_extra_config=given, engine_id="e"),
-        parallel_config=SimpleNamespace(
-            pipeline_parallel_size=stages,
-            tensor_parallel_size=width,
-            data_parallel_size=replicas,
-            decode_context_parallel_size=1,
-            prefill_context_parallel_size=1,
-        ),
-        scheduler_config=SimpleNamespace(policy="fcfs"),
-        model_config=SimpleNamespace(
-            multimodal_config=None,
-            hf_text_config=text,
-            hf_config=text,
-            get_total_num_kv_heads=lambda: 4 * width,
-        ),
-        device_config=SimpleNamespace(device_type="cpu"),
-        compilation_config=SimpleNamespace(static_forward_context={"model.layers.0.attn": layer}),
-        speculative_config=None,
-        num_prefill_lookahead_tokens=lookahead,
-        num_speculative_tokens=0,
-    )
 
 
 def scheduler_of(config: Any, cache: Cache) -> StatelinkConnector:

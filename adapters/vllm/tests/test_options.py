@@ -10,6 +10,7 @@ import pytest
 from statelink.errors import ConfigError
 from statelink_vllm.connector import (
     ALLOWED,
+    SEAM,
     Options,
     check_server,
     read_options,
@@ -61,7 +62,7 @@ def _server(**changes: Any) -> Any:
             "prefill_context_parallel_size": 1,
         },
         "scheduler_config": {"policy": "fcfs"},
-        "model_config": {"multimodal_config": None},
+        "model_config": {"multimodal_config": None, "enable_sleep_mode": False},
         "cache_config": {"enable_prefix_caching": False},
         "device_config": {"device_type": "cpu"},
     }
@@ -85,7 +86,7 @@ def test_a_plain_server_is_taken() -> None:
 
 
 def test_what_was_not_tested_needs_a_word() -> None:
-    assert set(ALLOWED) == {"cuda"}
+    assert set(ALLOWED) == {"cuda", "version"}
     with pytest.raises(ConfigError, match="a cache in device memory was not tested"):
         check_server(_server(device_type="cuda"), options())
     check_server(_server(device_type="cuda"), options("cuda"))
@@ -107,3 +108,12 @@ def test_what_cannot_work_is_refused_whatever_is_allowed(changes: dict[str, Any]
 def test_a_scheduling_policy_that_is_wrong_only_with_a_prefix_cache_and_only_where_state_is_sent() -> None:
     check_server(_server(policy="priority"), options())
     check_server(_server(policy="priority", enable_prefix_caching=True), options(role="kv_consumer"))
+
+
+def test_sleep_mode_needs_a_release_that_tells_its_connectors() -> None:
+    """Before 0.33, vLLM takes memory away that is still registered with a transfer library."""
+    if SEAM.release() in ("0.31", "0.32"):
+        with pytest.raises(ConfigError, match="takes memory away from connectors without telling them"):
+            check_server(_server(enable_sleep_mode=True), options())
+    else:
+        check_server(_server(enable_sleep_mode=True), options())

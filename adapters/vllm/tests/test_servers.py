@@ -153,6 +153,7 @@ def test_servers_of_a_directory_of_which_one_is_killed(llama: Path, tmp_path: Pa
         ("llama", "tcp", 32, 64),
     ],
 )
+@pytest.mark.two_releases
 @pytest.mark.shows("two servers: the tokens of one, {kind}, over {backend}, blocks of {prefill} to blocks of {decode}")
 @pytest.mark.shows("no block of vLLM's pool is lost")
 def test_the_tokens_are_those_of_one_server_for_every(

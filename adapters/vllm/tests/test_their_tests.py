@@ -17,6 +17,8 @@ import pytest
 from engine_environments import VLLM
 from engine_processes import OwnProcess
 
+from statelink_vllm.connector import SEAM
+
 pytestmark = [pytest.mark.smoke, pytest.mark.timeout(600)]
 
 TESTS = Path(__file__).parent
@@ -34,7 +36,8 @@ OF_NIXL = (
     "test_remote_decode_lifecycle.py::test_prefix_cache_lifecycle",
 )
 """They look for what NIXL's connector answers to a router."""
-COUNT = 46
+COUNTS = {"0.33": 46, "0.32": 46, "0.31": 35}
+"""How many of them pass, by release."""
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +86,7 @@ def test_vllms_own_tests_pass(theirs: Path, llama: Path, tmp_path: Path) -> None
         process.kill()
     text = process.logged()
     assert code == 0, text[-8000:]
-    assert f"{COUNT} passed, {len(OF_NIXL)} deselected" in text, text[-2000:]
+    assert f"{COUNTS[SEAM.release()]} passed, {len(OF_NIXL)} deselected" in text, text[-2000:]
 
 
 def with_words(model: Path, folder: Path) -> Path:

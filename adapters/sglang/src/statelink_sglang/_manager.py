@@ -33,7 +33,6 @@ from ._inventory import Pools, describe_pools
 from ._limits import Server, check_server
 from ._options import read_options
 from ._recompute import Recomputed, recompute
-from ._seam import VERSION
 from ._server import SCHEMA, Row
 
 if TYPE_CHECKING:
@@ -484,11 +483,11 @@ def _memory_kind(device: str, number: int) -> str:
 
 
 def _identity(config: Any) -> str:
-    """The identity of the model. Two servers with the same model and the same SGLang version have the same text."""
+    """The identity of the model. Two servers with the same model have the same text, in whatever release of SGLang."""
     text = config.hf_text_config
     numbers = (config.num_hidden_layers, config.hidden_size, config.vocab_size)
     names = ",".join(getattr(config.hf_config, "architectures", None) or [type(text).__name__])
-    return f"sglang {VERSION}, {names}, {'x'.join(map(str, numbers))}"
+    return f"sglang, {names}, {'x'.join(map(str, numbers))}"
 
 
 def _register(where: str, row: Row) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import statelink
 from statelink.errors import ConfigError
 
-__all__ = ["ALLOWED", "VARIABLE", "Options", "read_options"]
+__all__ = ["ALLOWED", "VARIABLE", "Options", "allows", "read_options"]
 
 VARIABLE = "STATELINK_SGLANG_CONFIG"
 
@@ -23,6 +23,7 @@ SET_HERE = ("role", "peers", "siblings", "rendezvous")
 ALLOWED = {
     "cuda": "pools in device memory",
     "nodes": "a server on several machines (--nnodes)",
+    "version": "another release of SGLang",
 }
 """What no test of the adapter can show without the hardware. It is refused unless the operator allows it."""
 
@@ -60,6 +61,14 @@ def read_options(role: str, environment: Mapping[str, str] | None = None) -> Opt
                 code="config.key",
             )
     return Options(statelink.LinkConfig.read({"backend": "auto", **given, "role": role}), *_own(own))
+
+
+def allows(word: str) -> bool:
+    """Whether the options in the environment have a word of `ALLOWED`. False if they are unreadable."""
+    try:
+        return word in read_options("prefill").allow
+    except ConfigError:
+        return False
 
 
 def _given(text: str) -> dict[str, Any]:

@@ -6,8 +6,11 @@ import enum
 import logging
 from typing import Any
 
+from statelink.errors import StatelinkError
+
 from . import _arguments, _routing, _samples
-from ._seam import CONTROLLER, DETOKENIZER, SCHEDULER, TOKENIZER, differences, loaded
+from ._options import allows
+from ._seam import CONTROLLER, DETOKENIZER, SCHEDULER, SEAM, TOKENIZER, loaded
 
 __all__ = ["NAME", "register"]
 
@@ -18,24 +21,19 @@ UTILS = "sglang.srt.disaggregation.utils"
 
 
 def register() -> None:
-    """Register the backend, unless the installed SGLang differs from the tested one. Never raises.
+    """Register the backend, unless the adapter does not work with the installed SGLang. Never raises.
 
     SGLang logs what a plugin raises, and goes on. It would then refuse the name ``statelink`` without a word about the
     reason. So the reasons are logged here as an error, and the name stays unknown.
     """
     try:
-        wrong = differences()
-        if not wrong:
-            _register()
-    except Exception as error:
-        log.debug("cannot register", exc_info=True)
-        wrong = [f"{type(error).__name__}: {error}"]
-    if wrong:
-        log.error(
-            "statelink is not registered as a transfer backend of SGLang:\n%s\nhint: install the SGLang that "
-            "statelink-sglang was tested with, or the statelink-sglang for this SGLang",
-            "\n".join(f"  - {each}" for each in wrong),
-        )
+        for each in SEAM.check(allowed=allows("version")):
+            log.warning("this SGLang was not tested with Statelink, and 'allow' has 'version': %s", each)
+        _register()
+    except StatelinkError as error:
+        log.error("statelink is not registered as a transfer backend of SGLang: %s", error)
+    except Exception:
+        log.exception("statelink is not registered as a transfer backend of SGLang")
 
 
 def _register() -> None:
@@ -47,11 +45,12 @@ def _register() -> None:
     HookRegistry.register(f"{UTILS}.get_kv_class", around_get_kv_class, HookType.AROUND)
     hooks: dict[str, Any] = dict(_arguments.AROUND)
     if loaded(SCHEDULER):  # naming a scheduler's module would import it; the other processes need none of this
-        from . import _admission, _hooks, _stages
+        from . import _admission, _deferred, _hooks, _stages
 
         hooks.update(_hooks.AROUND)
         hooks.update(_admission.AROUND)
         hooks.update(_stages.AROUND)
+        hooks.update(_deferred.AROUND)
     if loaded(CONTROLLER):
         hooks.update(_routing.AROUND)
     if loaded(TOKENIZER) or not any(map(loaded, (SCHEDULER, CONTROLLER, DETOKENIZER))):

@@ -1,25 +1,17 @@
-"""What the adapter was written against, and a check that the installed SGLang is the same.
+"""What the adapter uses of SGLang, release by release.
 
-The classes through which SGLang uses a transfer backend are no stable interface: they changed in every release. So the
-adapter works with one version. This module compares the classes and methods that the adapter hooks and inherits, and
-the attributes and variables that it reads. Only tests can show what SGLang does with them.
+The classes through which SGLang uses a transfer backend are no stable interface: they changed in every release. What is
+written here is compared with the installed SGLang: the classes and methods that the adapter hooks and inherits, and the
+attributes and variables that it reads. See `statelink.seam`.
 """
 
 from __future__ import annotations
 
-import dis
-import enum
-import importlib
-import inspect
 import sys
-from collections.abc import Iterator
-from importlib import metadata
-from typing import Any
 
-__all__ = ["CONTROLLER", "DETOKENIZER", "SCHEDULER", "TOKENIZER", "VERSION", "differences", "loaded"]
+from statelink.seam import Kind, Seam, Table, methods
 
-VERSION = "0.5.23"
-"""The version of SGLang that the adapter is tested with."""
+__all__ = ["CONTROLLER", "DETOKENIZER", "SCHEDULER", "SEAM", "TOKENIZER", "loaded"]
 
 SCHEDULER = "sglang.srt.managers.scheduler"
 CONTROLLER = "sglang.srt.managers.data_parallel_controller"
@@ -36,15 +28,13 @@ STAGES = "sglang.srt.managers.scheduler_pp_mixin"
 
 # fmt: off
 MEMBERS: dict[str, str] = {
-    f"{UTILS}:TransferBackend": "MOONCAKE MORI NIXL ASCEND FAKE",
-    f"{UTILS}:KVClassType": "KVARGS MANAGER SENDER RECEIVER BOOTSTRAP_SERVER",
     f"{UTILS}:DisaggregationMode": "NULL PREFILL DECODE",
     f"{HOOKS}:HookType": "BEFORE AFTER AROUND REPLACE",
     f"{BASE}:StateType": "MAMBA QSA_PENDING QSA_COMPRESSED SWA DSA DSA_TAIL MINIMAX_INDEX_K MINIMAX_DENSE_KV SWA_RING "
     "DSV4_REQUEST_STATE REQUEST_ROW BLOCK_SCALE BLOCK_SCALE_SWA",
     f"{BASE}:KVPoll": "Failed Bootstrapping WaitingForInput Transferring Success",
 }
-"""Members of enumerations, and constants of a class that is used like one."""
+"""All members of enumerations."""
 
 FIELDS: dict[str, str] = {
     f"{BASE}:KVArgs": "engine_rank kv_data_ptrs kv_data_lens kv_item_lens kv_layer_ids kv_cache_dtype_str kv_layout "
@@ -56,9 +46,9 @@ FIELDS: dict[str, str] = {
     "kv_buf_groups hidden_kv_layers draft_kv_layers num_draft_entries",
     f"{BASE}:KVTransferMetric": "transfer_latency_s alloc_latency_s transfer_total_bytes",
 }
-"""Annotated fields."""
+"""All annotated fields."""
 
-METHODS: dict[str, dict[str, str]] = {
+CLASSES: dict[str, dict[str, str]] = {
     f"{BASE}:BaseKVManager": {
         "__init__": "self args disaggregation_mode server_args is_mla_backend",
         "should_verify_kv_checksum": "self bootstrap_addr",
@@ -81,6 +71,7 @@ METHODS: dict[str, dict[str, str]] = {
     },
     f"{BASE}:BaseKVReceiver": {
         "__init__": "self mgr bootstrap_addr bootstrap_room",
+        "supports_host_destination": "self",
         "is_abort_release_safe": "self",
         "init": "self prefill_dp_rank",
         "send_metadata": "self kv_indices aux_index state_indices decode_prefix_len destination",
@@ -95,7 +86,7 @@ METHODS: dict[str, dict[str, str]] = {
 
 CALLS: dict[str, str] = {
     f"{UTILS}:get_kv_class": "transfer_backend class_type",
-    f"{HOOKS}:HookRegistry.register": "target hook hook_type source",
+    f"{HOOKS}:HookRegistry.register": "cls target hook hook_type source",
     "sglang.srt.arg_groups.pd_disaggregation_hook:handle_pd_disaggregation": "server_args",
 }
 """Parameters of functions that are hooked or called, in every process."""
@@ -116,7 +107,6 @@ SCHEDULER_CALLS: dict[str, str] = {
     f"{STAGES}:SchedulerPPMixin._pp_recv_pyobj_from_prev_stage": "self",
     f"{STAGES}:SchedulerPPMixin.get_rids": "self req_queue is_send poll_statuses_group",
     f"{STAGES}:SchedulerPPMixin.process_decode_transfer_queue": "self release_rids",
-    f"{UTILS}:all_reduce_flags": "flags group op",
     f"{UTILS}:is_aborted": "req",
     f"{REQUEST}:Req.set_finish_with_abort": "self error_msg status_code err_type",
 }
@@ -134,12 +124,14 @@ TOKENIZER_CALLS: dict[str, str] = {
 """The same in a process that takes requests."""
 
 VARIABLES: dict[str, str] = {
+    f"{UTILS}:TransferBackend": "FAKE",
+    f"{UTILS}:KVClassType": "KVARGS MANAGER SENDER RECEIVER BOOTSTRAP_SERVER",
     "sglang.srt.environ:Envs": "SGLANG_DISAGG_STAGING_BUFFER SGLANG_RUST_SERVER "
     "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT SGLANG_DISAGGREGATION_WAITING_TIMEOUT "
     "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK "
     "SGLANG_MM_SKIP_COMPUTE_HASH",
 }
-"""Variables that are read, among others."""
+"""Variables of classes that are read, among others."""
 
 SCHEDULER_ATTRIBUTES: dict[str, str] = {
     f"{PREFILL}:PrefillBootstrapQueue": "token_to_kv_pool draft_token_to_kv_pool metadata_buffers scheduler",
@@ -157,105 +149,47 @@ SCHEDULER_ATTRIBUTES: dict[str, str] = {
 
 CONTROLLER_ATTRIBUTES: dict[str, str] = {f"{CONTROLLER}:DataParallelController": "_active_workers"}
 """The same in a controller of DP ranks."""
+
+RELEASES: dict[str, dict[str, str | None]] = {
+    "0.5.23": {},
+    "0.5.22": {
+        f"{BASE}:StateType": "-REQUEST_ROW",
+        f"{BASE}:KVArgs": "-kv_layout",
+        f"{BASE}:BaseKVManager": "-should_verify_kv_checksum",
+    },
+    "0.5.21": {
+        f"{BASE}:KVArgs": "-host_state_data_ptrs -host_state_data_lens -host_state_item_lens -swa_kv_cache_layout",
+        f"{BASE}:BaseKVSender": "-mark_prefill_complete",
+        f"{BASE}:BaseKVSender.__init__": "self mgr bootstrap_addr bootstrap_room dest_tp_ranks pp_rank "
+        "req_has_disagg_prefill_dp_rank",
+        f"{BASE}:BaseKVReceiver": "-is_abort_release_safe",
+        f"{TOKENIZER}:TokenizerManager._handle_batch_request": "self obj request request_rids",
+    },
+}
+"""From the newest release to the oldest, what differs from the release before it in this order."""
 # fmt: on
+
+SEAM = Seam(
+    adapter="statelink-sglang",
+    engine="sglang",
+    title="SGLang",
+    tables=(
+        Table(Kind.MEMBERS, MEMBERS),
+        Table(Kind.FIELDS, FIELDS),
+        *methods(CLASSES),
+        Table(Kind.VARIABLES, VARIABLES),
+        Table(Kind.PARAMETERS, CALLS),
+        Table(Kind.PARAMETERS, SCHEDULER_CALLS, SCHEDULER),
+        Table(Kind.ATTRIBUTES, SCHEDULER_ATTRIBUTES, SCHEDULER),
+        Table(Kind.PARAMETERS, CONTROLLER_CALLS, CONTROLLER),
+        Table(Kind.ATTRIBUTES, CONTROLLER_ATTRIBUTES, CONTROLLER),
+        Table(Kind.PARAMETERS, TOKENIZER_CALLS, TOKENIZER),
+    ),
+    releases=RELEASES,
+)
+"""All that the adapter uses of SGLang."""
 
 
 def loaded(module: str) -> bool:
     """Whether this process has imported a module. A spawned scheduler imports its own before it loads plugins."""
     return module in sys.modules
-
-
-def differences() -> list[str]:
-    """How the installed SGLang differs from the tested one, one text for each difference.
-
-    If the version differs, the rest is compared all the same, so that the list says what to look at first.
-    """
-    return list(_differences())
-
-
-def _differences() -> Iterator[str]:
-    try:
-        found = metadata.version("sglang")
-    except metadata.PackageNotFoundError:
-        found = "none"
-    if found != VERSION:
-        yield f"SGLang {VERSION} is expected; {found} is installed"
-    for target, expected in MEMBERS.items():
-        yield from _compare(target, "members", expected, _members)
-    for target, expected in FIELDS.items():
-        yield from _compare(target, "fields", expected, _fields)
-    for target, methods in METHODS.items():
-        yield from _compare(target, "methods", " ".join(methods), _methods)
-        for name, expected in methods.items():
-            yield from _compare(f"{target}.{name}", "parameters", expected, _parameters)
-    for target, expected in VARIABLES.items():
-        yield from _compare(target, "variables", expected, vars, more=False)
-    calls, attributes = dict(CALLS), dict[str, str]()
-    if loaded(SCHEDULER):
-        calls.update(SCHEDULER_CALLS)
-        attributes.update(SCHEDULER_ATTRIBUTES)
-    if loaded(CONTROLLER):
-        calls.update(CONTROLLER_CALLS)
-        attributes.update(CONTROLLER_ATTRIBUTES)
-    if loaded(TOKENIZER):
-        calls.update(TOKENIZER_CALLS)
-    for target, expected in attributes.items():
-        yield from _compare(target, "attributes", expected, _set_attributes, more=False)
-    for target, expected in calls.items():
-        yield from _compare(target, "parameters", expected, _parameters)
-
-
-def _compare(target: str, what: str, expected: str, read: Any, *, more: bool = True) -> Iterator[str]:
-    """What is missing at ``target``, and if ``more`` is set, what it has beyond the expected."""
-    try:
-        found = read(_resolve(target))
-    except (ImportError, AttributeError) as error:
-        yield f"{target.replace(':', '.')} is missing: {error}"
-        return
-    wanted = expected.split()
-    name = target.replace(":", ".")
-    lacking = [each for each in wanted if each not in found]
-    unknown = [each for each in found if each not in wanted] if more else []
-    if lacking:
-        yield f"{name} lacks the {what} {', '.join(lacking)}"
-    if unknown:
-        yield f"{name} has the {what} {', '.join(unknown)}, which are not known"
-    if not lacking and not unknown and what == "parameters" and found != wanted:
-        yield f"{name} has its parameters in another order: {', '.join(found)}"
-
-
-def _resolve(target: str) -> Any:
-    module, _, path = target.partition(":")
-    found: Any = importlib.import_module(module)
-    for name in path.split("."):
-        found = getattr(found, name)
-    return found
-
-
-def _members(found: Any) -> list[str]:
-    if isinstance(found, type) and issubclass(found, enum.Enum):
-        return [member.name for member in found if member.name != "STATELINK"]  # it may be registered already
-    return [name for name in vars(found) if not name.startswith("_")]
-
-
-def _fields(found: Any) -> list[str]:
-    return list(inspect.get_annotations(found))
-
-
-def _methods(found: Any) -> list[str]:
-    return [
-        name
-        for name, each in vars(found).items()
-        if inspect.isfunction(each) and (name == "__init__" or not name.startswith("_"))
-    ]
-
-
-def _set_attributes(found: Any) -> set[str]:
-    """Attributes of any object that the methods of a class set."""
-    methods = (each for each in vars(found).values() if inspect.isfunction(each))
-    steps = (step for each in methods for step in dis.get_instructions(each))
-    return {step.argval for step in steps if step.opname == "STORE_ATTR"}
-
-
-def _parameters(found: Any) -> list[str]:
-    return list(inspect.signature(inspect.unwrap(found)).parameters)

@@ -57,8 +57,22 @@ class Sender(Transfer, BaseKVSender):
     _sending: Sending | None = None
 
     def __init__(
-        self, mgr: Manager, bootstrap_addr: str, bootstrap_room: Any, req_has_disagg_prefill_dp_rank: bool = False
+        self,
+        mgr: Manager,
+        bootstrap_addr: str,
+        bootstrap_room: Any,
+        req_has_disagg_prefill_dp_rank: bool = False,
+        **destinations: Any,
     ) -> None:
+        """Ask for the room to be opened.
+
+        Args:
+            mgr: The scheduler's manager.
+            bootstrap_addr: Where the bootstrap server listens.
+            bootstrap_room: The request's room.
+            req_has_disagg_prefill_dp_rank: Whether the request says which DP rank has it.
+            destinations: To which ranks older releases of SGLang would have it send. The link knows them.
+        """
         super().__init__(mgr, bootstrap_room)
         self._patience = time.monotonic() + mgr.timeouts.bootstrap
         """Time until which decode must have named its memory. Once it has, SGLang sets no limit to the forward."""

@@ -18,13 +18,10 @@ Everything here runs on the scheduler's one thread, on every rank of every stage
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
-from sglang.srt.disaggregation.utils import all_reduce_flags
-
+from ._deferred import free_entries, resolving
 from ._transfer import FAILED, SUCCESS
 
 __all__ = ["AROUND", "Ended", "around_list_ended", "around_take_ended"]
@@ -52,7 +49,7 @@ def around_list_ended(original: Callable[..., Any], scheduler: Any) -> Any:
     before: Ended | None = None if first else scheduler._pp_recv_pyobj_from_prev_stage()
     queue = scheduler.disagg_decode_transfer_queue
     succeeded, failed = map(frozenset, scheduler.get_rids(queue.queue, False, [SUCCESS], [FAILED]))
-    free = _free(queue, scheduler.disagg_decode_prealloc_queue.kv_manager)
+    free = frozenset(map(_id, free_entries(queue, scheduler.disagg_decode_prealloc_queue.kv_manager)))
     if before is None:
         return Ended(succeeded, failed, free)
     return Ended(before.succeeded & succeeded, before.failed | failed, before.free & free)
@@ -71,10 +68,8 @@ def around_take_ended(original: Callable[..., Any], scheduler: Any, release_rids
         # A request of SGLang's own health checks is of another class. It is not moved, and fails nowhere alone.
         if each.req.rid in ended.failed and hasattr(each.kv_receiver, "overrule"):
             each.kv_receiver.overrule()
-    held = queue._deferred_releases
-    queue._deferred_releases = [each for each in held if _id(each) in ended.free]
-    original(scheduler, ended.succeeded | ended.failed)
-    queue._deferred_releases[:0] = [each for each in held if _id(each) not in ended.free]
+    free = [each for each in queue._deferred_releases if _id(each) in ended.free]
+    resolving(queue, free, lambda: original(scheduler, ended.succeeded | ended.failed))
     # SGLang may have a reason to take a request in a later round. Later stages then have to wait, too.
     left = {each.req.rid for each in queue.queue}
     return Ended(ended.succeeded - left, ended.failed - left, ended.free)
@@ -83,14 +78,6 @@ def around_take_ended(original: Callable[..., Any], scheduler: Any, release_rids
 def _moves_state(scheduler: Any) -> bool:
     """Whether the server's transfer backend is Statelink."""
     return hasattr(scheduler.disagg_decode_prealloc_queue.kv_manager, "find_dp_rank")
-
-
-def _free(queue: Any, manager: Any) -> frozenset[str]:
-    """Failed requests to whose memory nothing writes on any rank of this stage, or whose time limit is over."""
-    now, held = time.monotonic(), queue._deferred_releases
-    flags = [manager.is_abort_release_safe(each.req.bootstrap_room, 0) or now >= until for each, _, until, *_ in held]
-    flags = all_reduce_flags(flags=flags, group=queue.gloo_group, op=torch.distributed.ReduceOp.MIN)
-    return frozenset(_id(each) for each, flag in zip(held, flags, strict=True) if flag)
 
 
 def _id(entry: Any) -> str:

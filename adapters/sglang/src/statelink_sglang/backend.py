@@ -22,7 +22,7 @@ from ._options import ALLOWED, VARIABLE, read_options
 from ._receiver import Receiver
 from ._rows import FIRST_TOKEN, first_token
 from ._samples import ROOMS, STRIDE, around_handle_batch, around_send, room_of_sample
-from ._seam import SCHEDULER, differences, loaded
+from ._seam import SCHEDULER, SEAM, loaded
 from ._sender import Sender
 from ._server import MOST_ROOMS, PATH, ROOMS_PATH, SCHEMA, BootstrapServer
 
@@ -35,6 +35,7 @@ __all__ = [
     "ROOMS_PATH",
     "SCHEDULER",
     "SCHEMA",
+    "SEAM",
     "STRIDE",
     "TESTED_STATE",
     "VARIABLE",
@@ -64,7 +65,6 @@ __all__ = [
     "check_server",
     "content_of_request",
     "describe_pools",
-    "differences",
     "first_token",
     "loaded",
     "put",

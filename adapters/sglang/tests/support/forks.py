@@ -34,15 +34,16 @@ IMPORTED = (
 """Modules that take long, and that every server needs."""
 
 
-def fork_server(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> forks.Forked:
+def fork_server(arguments: Sequence[str], environment: Mapping[str, str], log: Path, python: str) -> forks.Forked:
     """Start a server.
 
     Args:
         arguments: Of ``python -m sglang.launch_server``.
         environment: All variables of its environment.
         log: Where what it prints goes.
+        python: The interpreter, which may have another release of SGLang.
     """
-    made = forks.forks("support.forks", tuple(map(str, PATH)), tuple(SGLANG.items()))
+    made = forks.forks("support.forks", tuple(map(str, PATH)), tuple(SGLANG.items()), python)
     with log.open("ab") as file:
         return made.fork(arguments, environment, file, piped=False)
 

@@ -61,12 +61,12 @@ def listed(
         text: The model's own configuration, if its numbers matter.
     """
     import torch
+    from sglang.srt.disaggregation import utils
     from sglang.srt.disaggregation.base.conn import KVArgs
     from sglang.srt.disaggregation.utils import (
         MetadataBuffers,
         build_kv_layer_ids,
         get_kv_transfer_buf_infos,
-        get_pd_kv_layout,
         setup_state_kv_args,
     )
 
@@ -89,7 +89,8 @@ def listed(
         num_draft_entries=args.num_draft_entries,
         num_hidden_layers=layers,
     )
-    args.kv_layout = get_pd_kv_layout(pool)
+    if hasattr(utils, "get_pd_kv_layout"):  # since SGLang 0.5.23
+        args.kv_layout = utils.get_pd_kv_layout(pool)
     args.page_size = pool.page_size
     args.aux_data_ptrs, args.aux_data_lens, args.aux_item_lens = metadata.get_buf_infos()
     setup_state_kv_args(args, pool, draft, layers, req_to_token_pool=requests)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
-import sys
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import engine_processes
-from engine_environments import SGLANG
+from engine_environments import SGLANG, python_of
 from engine_processes import ANSWER_SECONDS, HttpServer, free_port
 
 from .forks import PATH, fork_server
@@ -67,10 +66,12 @@ class Server(HttpServer[Answer]):
 
     def _start(self, command: Sequence[str], environment: dict[str, str], pipes: dict[str, Any]) -> Any:
         if not self._ordinary:
-            return fork_server(command, environment, self.log)
+            return fork_server(command, environment, self.log, python_of(self.name))
         path = [*map(str, PATH), environment.get("PYTHONPATH", "")]
         environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
-        return super()._start([sys.executable, "-W", "ignore", "-m", "support.launch", *command], environment, pipes)
+        return super()._start(
+            [python_of(self.name), "-W", "ignore", "-m", "support.launch", *command], environment, pipes
+        )
 
     def tell(self, path: str, **body: Any) -> None:
         """POST an order to the server, which must take it."""

@@ -2,7 +2,7 @@
 
 vLLM takes `StatelinkConnector` from this module, in its API server, in its engine core and in each worker. It knows the
 module from its plugins, or by the name in ``kv_connector_module_path``. The class is made at that moment, and only if
-the installed vLLM is the one that the adapter was tested with. Nothing of vLLM is imported before.
+the installed vLLM has all that the adapter needs. Nothing of vLLM is imported before.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ __all__ = ["StatelinkConnector"]
 def __getattr__(name: str) -> Any:
     if name != "StatelinkConnector":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ._seam import check_installed
+    from ._seam import SEAM
 
-    check_installed()
+    SEAM.check(allowed=True)  # the class itself knows what the operator allows
     from ._connector import StatelinkConnector
     from .plugin import register
 

@@ -29,7 +29,7 @@ from ._limits import check_server
 from ._messages import Address, ToWorker
 from ._options import read_options
 from ._scheduler import SchedulerSide
-from ._seam import VERSION
+from ._seam import SEAM
 from ._stats import PromMetrics, TransferStats
 from ._worker import WorkerSide
 
@@ -62,6 +62,8 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
         self._options = read_options(transfer.kv_role, transfer.kv_connector_extra_config)
+        for each in SEAM.check(allowed="version" in self._options.allow):
+            log.warning("this vLLM was not tested with Statelink, and 'allow' has 'version': %s", each)
         check_server(vllm_config, self._options)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
@@ -290,8 +292,8 @@ def _positions(parallel: Any) -> state.Partition:
 
 
 def _identity(config: Any) -> str:
-    """The identity of the model. Two servers with the same model and the same vLLM version have the same text."""
+    """The identity of the model. Two servers with the same model have the same text, in whatever release of vLLM."""
     text = config.hf_text_config
     numbers = (text.num_hidden_layers, text.hidden_size, text.vocab_size)
     names = ",".join(getattr(config.hf_config, "architectures", None) or [type(text).__name__])
-    return f"vllm {VERSION}, {names}, {'x'.join(map(str, numbers))}"
+    return f"vllm, {names}, {'x'.join(map(str, numbers))}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from statelink.errors import ConfigError
 
+from ._behaviour import BEHAVIOUR
 from ._options import ALLOWED, WHERE
 
 if TYPE_CHECKING:
@@ -43,6 +44,11 @@ def _impossible(config: Any, *, sends: bool) -> Iterator[str]:
             "--scheduling-policy is priority, and prefix caching is on: vLLM then keeps blocks for other requests that "
             "a preempted step has not computed, and prefill would send them; add --no-enable-prefix-caching, or leave "
             "the policy at fcfs"
+        )
+    if config.model_config.enable_sleep_mode and not BEHAVIOUR.sleeps:
+        yield (
+            "--enable-sleep-mode: this release of vLLM takes memory away from connectors without telling them; "
+            "vLLM 0.33 tells them"
         )
     multimodal = config.model_config.multimodal_config
     if multimodal and multimodal.mm_processor_cache_gb == 0 and not config.cache_config.enable_prefix_caching:

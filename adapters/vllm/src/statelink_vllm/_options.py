@@ -20,7 +20,7 @@ SET_HERE = ("role", "siblings")
 
 ROLES = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
 
-ALLOWED = {"cuda": "a cache in device memory"}
+ALLOWED = {"cuda": "a cache in device memory", "version": "another release of vLLM"}
 """What no test with an engine covers. It is refused unless the operator allows it."""
 
 FILLS = {

@@ -1,25 +1,14 @@
-"""What the adapter was written against, and a check that the installed vLLM is the same.
+"""What the adapter uses of vLLM, release by release.
 
-vLLM calls the interface of its connectors experimental, and it grew in every release. So the adapter works with one
-version, and looks at everything that it inherits, calls or reads.
+vLLM calls the interface of its connectors experimental, and it grew in every release. What is written here is compared
+with the installed vLLM. See `statelink.seam`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import enum
-import importlib
-import inspect
-from collections.abc import Callable, Iterator
-from importlib import metadata
-from typing import Any
+from statelink.seam import Kind, Seam, Table, methods
 
-from statelink.errors import ConfigError
-
-__all__ = ["VERSION", "check_installed", "differences"]
-
-VERSION = "0.33.0"
-"""The version of vLLM that the adapter is tested with."""
+__all__ = ["SEAM"]
 
 BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 CACHE = "vllm.v1.kv_cache_interface"
@@ -28,7 +17,7 @@ MANAGER = "vllm.v1.core.kv_cache_manager"
 METRICS = "vllm.distributed.kv_transfer.kv_connector.v1.metrics"
 
 # fmt: off
-METHODS: dict[str, dict[str, str]] = {
+CLASSES: dict[str, dict[str, str]] = {
     f"{BASE}:KVConnectorBase_V1": {
         "__init__": "self vllm_config role kv_cache_config",
         "supports_divergent_local_hybrid_hits": "self",
@@ -116,7 +105,6 @@ FIELDS: dict[str, str] = {
     f"{CACHE}:SlidingWindowMLASpec": "block_size dcp_sharded block_stride_alignment is_draft max_tp_shards "
     "num_kv_heads head_size dtype head_size_v kv_quant_mode page_size_padded num_head_slots state_content_bytes "
     "tokens_per_state sliding_window extra_retained_tokens cache_dtype_str alignment model_version bounded_replay",
-    f"{CACHE}:SparseCacheRole": "SPARSE INDEXER",
     f"{CACHE}:SlidingWindowSpec": "block_size dcp_sharded block_stride_alignment is_draft max_tp_shards "
     "num_kv_heads head_size dtype head_size_v kv_quant_mode page_size_padded num_head_slots "
     "state_content_bytes tokens_per_state sliding_window extra_retained_tokens",
@@ -126,7 +114,6 @@ FIELDS: dict[str, str] = {
     f"{CACHE}:MambaSpec": "block_size dcp_sharded block_stride_alignment is_draft shapes dtypes page_size_padded "
     "mamba_type mamba_cache_mode num_speculative_blocks num_prefill_checkpoint_blocks prefill_checkpoint_alignment "
     "num_heads tokens_per_state tp_replicated",
-    f"{BASE}:KVConnectorRole": "SCHEDULER WORKER",
     "vllm.v1.core.sched.output:SchedulerOutput":
     "scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens total_num_scheduled_tokens "
     "scheduled_spec_decode_tokens scheduled_encoder_inputs finished_req_ids free_encoder_mm_hashes "
@@ -138,11 +125,17 @@ FIELDS: dict[str, str] = {
     "vllm.v1.core.sched.output:KVConnectorBlockState": "req_ids resolve_block_ids boundary_state_offloads",
     "vllm.v1.core.sched.output:CachedRequestData": "req_ids resumed_req_ids new_token_ids all_token_ids new_block_ids "
     "num_computed_tokens num_output_tokens",
+}
+"""All fields of dataclasses."""
+
+MEMBERS: dict[str, str] = {
+    f"{CACHE}:SparseCacheRole": "SPARSE INDEXER",
+    f"{BASE}:KVConnectorRole": "SCHEDULER WORKER",
     "vllm.v1.request:RequestStatus": "WAITING WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR WAITING_FOR_REMOTE_KVS "
     "WAITING_FOR_STREAMING_REQ RUNNING PREEMPTED FINISHED_STOPPED FINISHED_LENGTH_CAPPED FINISHED_ABORTED "
     "FINISHED_IGNORED FINISHED_ERROR FINISHED_REPETITION",
 }
-"""Fields of dataclasses, and members of enumerations."""
+"""All members of enumerations."""
 
 CALLS: dict[str, str] = {
     "vllm.v1.core.block_pool:BlockPool.touch": "self blocks",
@@ -165,95 +158,39 @@ CALLS: dict[str, str] = {
     "vllm.v1.request:Request.get_skip_reading_prefix_cache": "self",
 }
 """Parameters of functions that are called."""
+
+RELEASES: dict[str, dict[str, str | None]] = {
+    "0.33": {},
+    "0.32": {
+        f"{BASE}:KVConnectorBase_V1": "-supports_sleep_mode -unregister_kv_caches -restore_kv_caches",
+        f"{CACHE}:FullAttentionSpec": "-is_draft",
+        f"{CACHE}:MLAAttentionSpec": "-is_draft -topk_buffer_width",
+        f"{CACHE}:SlidingWindowMLASpec": "-is_draft",
+        f"{CACHE}:SlidingWindowSpec": "-is_draft",
+        f"{CACHE}:ChunkedLocalAttentionSpec": "-is_draft",
+        f"{CACHE}:MambaSpec": "-is_draft",
+        "vllm.v1.core.sched.output:SchedulerOutput": "-encoder_input_updates -skip_drafts",
+    },
+    "0.31": {
+        f"{BASE}:KVConnectorBase_V1": "-get_loaded_kv_cache_group_ids -get_external_cache_hit_sources",
+        f"{CACHE}:KVCacheConfig": "-hash_block_size -cache_hit_alignment_tokens",
+        f"{CACHE}:MLAAttentionSpec": "+storage_block_size",
+        "vllm.v1.core.sched.output:SchedulerOutput": "+block_table_updates",
+    },
+}
+"""From the newest release to the oldest, what differs from the release before it in this order."""
 # fmt: on
 
-
-def check_installed() -> None:
-    """Check that the installed vLLM is the tested one.
-
-    Raises:
-        ConfigError: It differs. The error lists every difference.
-    """
-    found = differences()
-    if found:
-        raise ConfigError(
-            "statelink_vllm was not tested with the installed vLLM",
-            cause="; ".join(found),
-            hint=f"install vllm=={VERSION}, or the statelink-vllm for this vLLM",
-            code="config.engine",
-        )
-
-
-def differences() -> list[str]:
-    """How the installed vLLM differs from the tested one, one text for each difference.
-
-    If the version differs, the rest is compared all the same, so that the list says what to look at first.
-    """
-    return list(_differences())
-
-
-def _differences() -> Iterator[str]:
-    try:
-        found = metadata.version("vllm")
-    except metadata.PackageNotFoundError:
-        found = "none"
-    if found.partition("+")[0] != VERSION:  # what follows the sign says for which device it was built
-        yield f"vLLM {VERSION} is expected; {found} is installed"
-    for target, methods in METHODS.items():
-        yield from _compare(target, "methods", " ".join(methods), _methods, ordered=False)
-        for name, expected in methods.items():
-            yield from _compare(f"{target}.{name}", "parameters", expected, _parameters)
-    for target, expected in FIELDS.items():
-        yield from _compare(target, "fields", expected, _fields, ordered=False)
-    for target, expected in CALLS.items():
-        yield from _compare(target, "parameters", expected, _parameters)
-
-
-def _compare(
-    target: str, what: str, expected: str, read: Callable[[Any], list[str]], *, ordered: bool = True
-) -> Iterator[str]:
-    name = target.replace(":", ".")
-    try:
-        found = read(_resolve(target))
-    except (ImportError, AttributeError, TypeError) as error:
-        yield f"{name} is missing: {error}"
-        return
-    wanted = expected.split()
-    lacking, more = [each for each in wanted if each not in found], [each for each in found if each not in wanted]
-    if lacking:
-        yield f"{name} lacks the {what} {', '.join(lacking)}"
-    if more:
-        yield f"{name} has the {what} {', '.join(more)}, which are not known"
-    if ordered and not lacking and not more and found != wanted:
-        yield f"{name} has its {what} in another order: {', '.join(found)}"
-
-
-def _resolve(target: str) -> Any:
-    module, _, path = target.partition(":")
-    found: Any = importlib.import_module(module)
-    for name in path.split("."):
-        found = inspect.getattr_static(found, name)
-    return found
-
-
-def _methods(found: Any) -> list[str]:
-    kinds = (property, classmethod, staticmethod)
-    return [
-        name
-        for name, each in vars(found).items()
-        if (inspect.isfunction(each) or isinstance(each, kinds)) and (name == "__init__" or not name.startswith("_"))
-    ]
-
-
-def _fields(found: Any) -> list[str]:
-    if isinstance(found, type) and issubclass(found, enum.Enum):
-        return [member.name for member in found]
-    return [field.name for field in dataclasses.fields(found)]
-
-
-def _parameters(found: Any) -> list[str]:
-    if isinstance(found, property):
-        found = found.fget
-    if isinstance(found, (classmethod, staticmethod)):
-        found = found.__func__
-    return list(inspect.signature(inspect.unwrap(found)).parameters)
+SEAM = Seam(
+    adapter="statelink-vllm",
+    engine="vllm",
+    title="vLLM",
+    tables=(
+        *methods(CLASSES),
+        Table(Kind.FIELDS, FIELDS),
+        Table(Kind.MEMBERS, MEMBERS),
+        Table(Kind.PARAMETERS, CALLS),
+    ),
+    releases=RELEASES,
+)
+"""All that the adapter uses of vLLM."""

@@ -15,12 +15,13 @@ from ._messages import Address, FromWorker, Keep, Receive, Send, ToWorker
 from ._options import ALLOWED, Options, read_options
 from ._params import Source, Wanted, answer, refusal, wanted
 from ._places import Place, place_of
-from ._seam import differences
+from ._seam import SEAM
 from ._stats import PromMetrics, TransferStats
 from ._worker import WorkerSide
 
 __all__ = [
     "ALLOWED",
+    "SEAM",
     "Address",
     "FromWorker",
     "Group",
@@ -43,7 +44,6 @@ __all__ = [
     "check_server",
     "content_of_request",
     "describe_cache",
-    "differences",
     "place_of",
     "read_options",
     "refusal",

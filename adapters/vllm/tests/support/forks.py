@@ -52,6 +52,7 @@ def fork(
     *,
     piped: bool = False,
     triton: bool = False,
+    python: str = sys.executable,
 ) -> forks.Forked:
     """Start an engine or a server.
 
@@ -62,9 +63,10 @@ def fork(
         log: Where what it prints goes.
         piped: Whether its standard input and output are pipes.
         triton: Whether Triton's interpreter runs the kernels of vLLM's second model runner.
+        python: The interpreter, which may have another release of vLLM.
     """
     given = INTERPRETED if triton else {}
-    made = forks.forks("support.forks", PATH, tuple({**VLLM, **given}.items()))
+    made = forks.forks("support.forks", PATH, tuple({**VLLM, **given}.items()), python)
     return made.fork([what, *arguments], {**environment, **given}, log, piped=piped)
 
 

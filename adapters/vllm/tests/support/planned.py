@@ -7,6 +7,7 @@ The models themselves cannot run on a CPU. Their layers' specifications are thos
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -15,7 +16,13 @@ from vllm.model_executor.layers.mamba.mamba_utils import MambaStateShapeCalculat
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
-from vllm.v1.core.kv_cache_planning import get_global_kv_cache_groups, get_kv_cache_configs
+
+try:
+    from vllm.v1.core.kv_cache_planning import get_global_kv_cache_groups, get_kv_cache_configs
+except ImportError:  # before 0.33, one function makes the groups and lays them out
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
+
+    get_global_kv_cache_groups = None
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheSpec,
@@ -66,6 +73,22 @@ class Planned(NamedTuple):
     dcp: int = 1
 
 
+def make(kind: Any, **given: Any) -> Any:
+    """A layer's specification. Some releases say less in it: then what they do not say is left out.
+
+    Whether a draft model has the layer, a server knows from the layer itself.
+    """
+    unsaid = {"is_draft", "topk_buffer_width"} - {field.name for field in fields(kind)}
+    made = kind(**{name: value for name, value in given.items() if name not in unsaid})
+    object.__setattr__(made, "of_draft", given.get("is_draft", False))
+    return made
+
+
+def of_draft(spec: Any) -> bool:
+    """Whether a draft model has a layer that `make` specified."""
+    return bool(spec.of_draft)
+
+
 def latents(block: int, *, packed: bool = True, **more: Any) -> MLAAttentionSpec:
     """Latents of DeepSeek V3: 512 numbers and 64 rotary ones, in bf16 or quantised with their scales."""
     kind: dict[str, Any] = (
@@ -73,13 +96,20 @@ def latents(block: int, *, packed: bool = True, **more: Any) -> MLAAttentionSpec
         if packed
         else {"dtype": BF16, "cache_dtype_str": "auto"}
     )
-    return MLAAttentionSpec(block_size=block, num_kv_heads=1, max_tp_shards=1, head_size=576, **kind, **more)
+    return make(MLAAttentionSpec, block_size=block, num_kv_heads=1, max_tp_shards=1, head_size=576, **kind, **more)
 
 
 def index(block: int, size: int = 132, dtype: torch.dtype = BYTES, **more: Any) -> MLAAttentionSpec:
     role = SparseCacheRole.INDEXER
-    return MLAAttentionSpec(
-        block_size=block, num_kv_heads=1, max_tp_shards=1, head_size=size, dtype=dtype, cache_role=role, **more
+    return make(
+        MLAAttentionSpec,
+        block_size=block,
+        num_kv_heads=1,
+        max_tp_shards=1,
+        head_size=size,
+        dtype=dtype,
+        cache_role=role,
+        **more,
     )
 
 
@@ -100,7 +130,8 @@ def latent(width: int, *, block: int = 64, quantised: bool = False, dcp: int = 1
     for number in range(4):
         name = f"model.layers.{number}.self_attn"
         if states and number % 2:
-            specs[f"{name}.kda"] = MambaSpec(
+            specs[f"{name}.kda"] = make(
+                MambaSpec,
                 block_size=block * dcp,
                 shapes=MambaStateShapeCalculator.kda_state_shape(width, 16, 32),
                 dtypes=(BF16, F32),
@@ -110,12 +141,12 @@ def latent(width: int, *, block: int = 64, quantised: bool = False, dcp: int = 1
                 page_size_padded=block * 576,
             )
         else:
-            specs[f"{name}.attn"] = MLAAttentionSpec(
-                block_size=block, num_kv_heads=1, max_tp_shards=1, head_size=576, **kind
+            specs[f"{name}.attn"] = make(
+                MLAAttentionSpec, block_size=block, num_kv_heads=1, max_tp_shards=1, head_size=576, **kind
             )
     if states:
-        specs["model.layers.4.self_attn.attn"] = MLAAttentionSpec(
-            block_size=block, num_kv_heads=1, max_tp_shards=1, head_size=576, is_draft=True, **kind
+        specs["model.layers.4.self_attn.attn"] = make(
+            MLAAttentionSpec, block_size=block, num_kv_heads=1, max_tp_shards=1, head_size=576, is_draft=True, **kind
         )
     return Planned(specs, {"": "FLASHINFER_MLA"}, block=block, dcp=dcp)
 
@@ -152,7 +183,9 @@ def minimax(
 
 
 def heads(block: int, count: int, size: int = 128, **more: Any) -> FullAttentionSpec:
-    return FullAttentionSpec(**{"block_size": block, "num_kv_heads": count, "head_size": size, "dtype": BF16, **more})
+    return make(
+        FullAttentionSpec, **{"block_size": block, "num_kv_heads": count, "head_size": size, "dtype": BF16, **more}
+    )
 
 
 def drafted(width: int, *, block: int = 16, count: int = 4, size: int = 64, prefix: str = "draft_model.") -> Planned:
@@ -178,19 +211,21 @@ def v4(width: int, *, block: int = 256, packed: bool = True, mtp: int = 0, fp4: 
     for number, ratio in enumerate([1, 4, 128, 4, 128, *[1] * mtp]):
         draft = {"is_draft": number >= 5}
         name = f"model.layers.{number}.attn"
-        specs[f"{name}.swa_cache"] = SlidingWindowMLASpec(block_size=64, sliding_window=128, **one, **row, **draft)
+        specs[f"{name}.swa_cache"] = make(
+            SlidingWindowMLASpec, block_size=64, sliding_window=128, **one, **row, **draft
+        )
         if ratio == 1:
             continue
-        specs[name] = MLAAttentionSpec(block_size=block, tokens_per_state=ratio, **one, **row)
+        specs[name] = make(MLAAttentionSpec, block_size=block, tokens_per_state=ratio, **one, **row)
         twice = 2 if ratio == 4 else 1
         states: dict[str, Any] = {"block_size": 4 if twice == 2 else 8, "sliding_window": twice * ratio, "dtype": F32}
-        specs[f"{name}.compressor.state_cache"] = SlidingWindowMLASpec(head_size=2 * twice * 512, **states, **one)
+        specs[f"{name}.compressor.state_cache"] = make(SlidingWindowMLASpec, head_size=2 * twice * 512, **states, **one)
         if twice == 2:
-            specs[f"{name}.indexer.k_cache"] = MLAAttentionSpec(
-                block_size=block, head_size=68 if fp4 else 132, dtype=BYTES, tokens_per_state=4, **one
+            specs[f"{name}.indexer.k_cache"] = make(
+                MLAAttentionSpec, block_size=block, head_size=68 if fp4 else 132, dtype=BYTES, tokens_per_state=4, **one
             )
-            specs[f"{name}.indexer.compressor.state_cache"] = SlidingWindowMLASpec(
-                head_size=2 * twice * 128, **states, **one
+            specs[f"{name}.indexer.compressor.state_cache"] = make(
+                SlidingWindowMLASpec, head_size=2 * twice * 128, **states, **one
             )
     backend = {"": "FLASHMLA_SPARSE_DSV4", "k_cache": "DEEPSEEK_V4_INDEXER", "state_cache": "COMPRESSOR"}
     return Planned(specs, backend, block=block, layouts=("BLHNC", "BLNHC"))
@@ -228,9 +263,9 @@ def plan(folder: Path, model: Planned, rank: int = 0, width: int = 1) -> tuple[C
     config.cache_config.num_gpu_blocks_override = BLOCKS
     config.cache_config.kv_cache_layout = None
     layout = resolve_kv_cache_layout(config, [list(model.layouts)], list(model.specs.values()))
-    groups = get_global_kv_cache_groups(config, [model.specs])
+    groups = [] if get_global_kv_cache_groups is None else [get_global_kv_cache_groups(config, [model.specs])]
     config.model_config.max_model_len = PLANNED_FOR
-    (made,) = get_kv_cache_configs(config, [model.specs], [1 << 40], groups)
+    (made,) = get_kv_cache_configs(config, [model.specs], [1 << 40], *groups)
     size = max(tensor.size for tensor in made.kv_cache_tensors)
     raw = torch.randint(-128, 128, (size,), dtype=torch.int8)
     tensors: dict[str, torch.Tensor] = {}
@@ -248,7 +283,7 @@ def _known(model: Planned, rank: int, width: int) -> Model:
         channels_first=False,
         backend=lambda name: model.backend.get(name.rpartition(".")[2], model.backend[""]),
         number=extract_layer_index,
-        draft=lambda name: model.specs[name].is_draft,
+        draft=lambda name: of_draft(model.specs[name]),
         draft_heads=model.heads[1],
         positions=state.Partition("cyclic", model.dcp, rank % model.dcp, 1) if model.dcp > 1 else state.Partition(),
     )

@@ -87,7 +87,7 @@ def config_of(args: Any) -> Any:
         device_config=SimpleNamespace(device_type="cuda"),
         parallel_config=SimpleNamespace(prefill_context_parallel_size=args.prefill_context_parallel_size),
         scheduler_config=SimpleNamespace(policy=args.scheduling_policy),
-        model_config=SimpleNamespace(multimodal_config=multimodal),
+        model_config=SimpleNamespace(multimodal_config=multimodal, enable_sleep_mode=args.enable_sleep_mode),
         cache_config=SimpleNamespace(enable_prefix_caching=args.enable_prefix_caching is not False),
         kv_transfer_config=args.kv_transfer_config,
     )

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import engine_processes
-from engine_environments import VLLM, completion
+from engine_environments import VLLM, completion, python_of
 from engine_processes import HttpServer
 
 from .engines import PREFILL, transfer
@@ -64,7 +63,7 @@ class Server(HttpServer[Answer]):
         self._ordinary = ordinary
         self.model = str(model)
         command = [
-            *(sys.executable, "-W", "ignore", "-m", "vllm.entrypoints.cli.main", "serve", self.model),
+            *(python_of(name), "-W", "ignore", "-m", "vllm.entrypoints.cli.main", "serve", self.model),
             *("--skip-tokenizer-init", "--enforce-eager"),
             *("--dtype", "float32", "--max-model-len", "1024", "--kv-cache-memory-bytes", str(16 << 20)),
             *("--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--block-size", "32"),
@@ -78,7 +77,8 @@ class Server(HttpServer[Answer]):
         if self._ordinary:
             return super()._start(command, environment, pipes)
         with self.log.open("ab") as log:
-            return fork("serve", command[command.index("serve") + 1 :], environment, log, triton=True)
+            arguments = command[command.index("serve") + 1 :]
+            return fork("serve", arguments, environment, log, triton=True, python=command[0])
 
     def complete(
         self, prompt: Sequence[int], count: int, params: dict[str, Any] | None = None, rank: int | None = None

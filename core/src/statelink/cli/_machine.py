@@ -19,6 +19,7 @@ from statelink.wire import Keys
 
 from ._checks import checked_alone
 from ._configured import BY_ENGINE, Configured
+from ._engines import engines
 from ._files import LEAST_FILES, few_files, most_files
 
 __all__ = ["look"]
@@ -37,8 +38,9 @@ def look(found: Configured, root: Path = Path("/")) -> Iterator[Check]:
         root: Contains ``/sys``, ``/proc`` and ``/dev``.
     """
     yield _python()
-    # Both import packages, of which one may end its process.
+    # Each of these imports packages, of which one may end its process.
     yield from _alone(_plugins, "loading them", "hook packages")
+    yield from _alone(engines, "importing an engine", "engines")
     yield from _alone(lambda: _configuration(found), "checking it", "configuration")
     yield from _keys(found)
     devices = sorted(path.name for path in _entries(root / "sys/class/infiniband"))

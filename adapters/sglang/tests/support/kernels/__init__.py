@@ -9,7 +9,7 @@ whose tokens a wrong kernel would not give; where transformers has no such model
 from __future__ import annotations
 
 from .. import events
-from . import attention, elementwise, hierarchy, images, pinned, recurrent, speculation
+from . import attention, elementwise, hierarchy, images, pages, pinned, recurrent, speculation
 
 __all__ = ["after_imports", "before_imports"]
 
@@ -24,5 +24,5 @@ def before_imports() -> None:
 def after_imports() -> None:
     """Put the other kernels where SGLang looks for them, in this process. SGLang is imported."""
     events.install()
-    for family in (attention, elementwise, hierarchy, pinned, recurrent, speculation):
+    for family in (attention, elementwise, hierarchy, pages, pinned, recurrent, speculation):
         family.after_imports()

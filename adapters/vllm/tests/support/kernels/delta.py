@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import re
 from typing import Any
 
 import torch
@@ -69,9 +70,11 @@ def _allow_float32() -> None:
     import vllm.model_executor.layers.mamba.ops.cpu.gdn_attention as module
 
     source = inspect.getsource(module.cpu_gdn_attention_core)
-    begin = source.index("    assert mixed_qkv.dtype == torch.bfloat16, (\n")
-    end = source.index("    )\n", begin) + len("    )\n")
-    exec(source[:begin] + source[end:], module.__dict__)
+    # Some releases say why on the same line, and others on lines of their own.
+    check = r"    assert mixed_qkv\.dtype == torch\.bfloat16, (\(\n.*?\n    \)|\".*?\")\n"
+    changed, count = re.subn(check, "", source, flags=re.DOTALL)
+    assert count == 1
+    exec(changed, module.__dict__)
 
 
 def define(kernel: Any) -> None:

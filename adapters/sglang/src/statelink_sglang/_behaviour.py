@@ -1,0 +1,30 @@
+"""What SGLang does otherwise in some of the releases that the adapter knows, where its code has to follow."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ._seam import SEAM
+
+__all__ = ["BEHAVIOUR"]
+
+
+class Behaviour(NamedTuple):
+    """What a release of SGLang does.
+
+    Attributes:
+        until: The place of the time limit in an entry of ``DecodeTransferQueue._deferred_releases``.
+        agrees: Whether the ranks of decode agree on the round in which they give the memory of a failed request back.
+    """
+
+    until: int = 2
+    agrees: bool = True
+
+
+RELEASES = {
+    "0.5.22": Behaviour(agrees=False),
+    "0.5.21": Behaviour(until=1, agrees=False),
+}
+
+BEHAVIOUR = RELEASES.get(SEAM.release(), Behaviour())
+"""What the installed SGLang does. A release that the adapter does not know is taken for the newest one."""

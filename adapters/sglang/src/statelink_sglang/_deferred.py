@@ -1,0 +1,60 @@
+"""The memory of failed requests on decode: every rank gives it back in the same round.
+
+SGLang keeps the memory of a failed request until nothing writes to it any more, and each rank knows that of its own
+memory alone. If one rank gave it back before another, they would make different batches, and wait for each other for
+ever. Everything here runs on the scheduler's one thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ._behaviour import BEHAVIOUR
+
+__all__ = ["AROUND", "free_entries", "resolving"]
+
+
+def free_entries(queue: Any, manager: Any) -> list[Any]:
+    """The entries of requests to whose memory nothing writes on any rank, or whose time limit is over on every rank.
+
+    Every rank of the queue's group must call this, with the same entries.
+    """
+    now, held = time.monotonic(), queue._deferred_releases
+    if not held:
+        return []
+    flags = [
+        manager.is_abort_release_safe(each[0].req.bootstrap_room, 0) or now >= each[BEHAVIOUR.until] for each in held
+    ]
+    reduced = torch.tensor(flags, dtype=torch.int32)
+    torch.distributed.all_reduce(reduced, op=torch.distributed.ReduceOp.MIN, group=queue.gloo_group)
+    return [each for each, flag in zip(held, reduced.tolist(), strict=True) if flag]
+
+
+def resolving(queue: Any, free: Sequence[Any], step: Callable[[], Any]) -> Any:
+    """Let SGLang take a step in which it sees only the free ones of the entries. It gives back their memory."""
+    held = queue._deferred_releases
+    queue._deferred_releases = list(free)
+    try:
+        return step()
+    finally:
+        queue._deferred_releases[:0] = [each for each in held if not any(each is other for other in free)]
+
+
+def around_resolve(original: Callable[..., Any], queue: Any) -> Any:
+    """Around ``DecodeTransferQueue.resolve_deferred_releases``, where SGLang's ranks do not agree by themselves."""
+    manager = queue.scheduler.disagg_decode_prealloc_queue.kv_manager
+    if not hasattr(manager, "find_dp_rank"):  # another backend's
+        return original(queue)
+    return resolving(queue, free_entries(queue, manager), lambda: original(queue))
+
+
+AROUND: dict[str, Callable[..., Any]] = (
+    {}
+    if BEHAVIOUR.agrees
+    else {"sglang.srt.disaggregation.decode.DecodeTransferQueue.resolve_deferred_releases": around_resolve}
+)
+"""Each target, and its hook."""

@@ -1,0 +1,149 @@
+"""Runs the tests with every release of the engines that the adapters know, and with every two of them that may meet.
+
+``python -m tools.engine_window [--only TEXT]...`` runs each release by itself, prefill of one release with decode of
+another, and the two engines with each other at the edges of their windows. What each run found is kept in
+``build/window.json``, so that some of the runs can be repeated, and the table is written to
+``adapters/cross/RESULTS.md``. Exit status 1: a test failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parents[1]
+FOUND = ROOT / "build" / "window.json"
+TABLE = ROOT / "adapters" / "cross" / "RESULTS.md"
+ENGINES = {"sglang": "SGLang", "vllm": "vLLM"}
+
+INTRO = """\
+# What the tests with several releases found
+
+`make engine-window` wrote this file. Each row is one run, with real engines on the CPU. A release by itself runs the
+smoke tests and all that start servers. The newest releases run everything, and have results of their own
+([SGLang](../sglang/RESULTS.md), [vLLM](../vllm/RESULTS.md)). Where prefill and decode are of different releases, the
+tests compare the tokens with those of one server, also for models with recurrent state.
+
+| run | tests | passed | failed | skipped | minutes | date |
+|---|---|---|---|---|---|---|
+"""
+
+
+class Run(NamedTuple):
+    """One run of tests.
+
+    Attributes:
+        name: What it shows.
+        target: The target of the Makefile.
+        variables: Variables of the Makefile, which name releases.
+        choice: Which of the tests.
+    """
+
+    name: str
+    target: str
+    variables: dict[str, str]
+    choice: str
+
+
+def releases(engine: str) -> list[str]:
+    """The versions of an engine that its adapter is tested with, from the oldest to the newest."""
+    tests = ROOT / "adapters" / engine / "tests"
+    newest = re.search(rf"^{engine}==(.*)$", (tests / "requirements.txt").read_text(), re.MULTILINE)
+    assert newest is not None
+    older = sorted((path.stem for path in (tests / "releases").glob("*.txt")), key=_numbers)
+    return [*older, newest[1]]
+
+
+def runs() -> Iterator[Run]:
+    """All runs."""
+    for engine, title in ENGINES.items():
+        known = releases(engine)
+        for version in known[:-1]:
+            yield Run(f"{title} {version}", f"engine-{engine}", {"VERSION": version}, "-m 'smoke or servers'")
+        for prefill, decode in itertools.permutations(known, 2):
+            name = f"{title}: prefill {prefill}, decode {decode}"
+            yield Run(name, f"engine-{engine}", {"PREFILL": prefill, "DECODE": decode}, "-m two_releases")
+    sglang, vllm = releases("sglang"), releases("vllm")
+    for one, other in ((sglang[0], vllm[0]), (sglang[0], vllm[-1]), (sglang[-1], vllm[0])):
+        versions = {"SGLANG_VERSION": one, "VLLM_VERSION": other}
+        yield Run(f"SGLang {one} and vLLM {other}, both ways", "engine-cross", versions, "-k test_tokens")
+
+
+def done(run: Run, folder: Path) -> dict[str, Any]:
+    """Run the tests, and say what they found."""
+    report = folder / "window.xml"
+    report.unlink(missing_ok=True)
+    given = [f"{name}={value}" for name, value in run.variables.items()]
+    command = ["make", run.target, *given, f"ARGS={run.choice} --junitxml={report}"]
+    print(f"=== {run.name}: {' '.join(command)}", flush=True)
+    ended = subprocess.run(command, cwd=ROOT, check=False).returncode
+    found: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "failures": []}
+    if not report.exists():
+        return {
+            **found,
+            "tests": 0,
+            "failed": 1,
+            "skipped": 0,
+            "seconds": 0.0,
+            "failures": [f"make ended with {ended}"],
+        }
+    suite = next(iter(ElementTree.parse(report).getroot().iter("testsuite")))
+    for case in suite.iter("testcase"):
+        if case.find("failure") is not None or case.find("error") is not None:
+            found["failures"].append(f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}")
+    counts = {name: int(suite.get(name, 0)) for name in ("tests", "skipped")}
+    return {**found, **counts, "failed": len(found["failures"]), "seconds": float(suite.get("time", 0))}
+
+
+def table(found: dict[str, dict[str, Any]]) -> str:
+    """The table of what was found, in the order of the runs."""
+    rows, failures = [], []
+    for run in runs():
+        each = found.get(run.name)
+        if each is None:
+            rows.append(f"| {run.name} | not run | | | | | |")
+            continue
+        passed = each["tests"] - each["failed"] - each["skipped"]
+        numbers = (each["tests"], passed, each["failed"], each["skipped"], f"{each['seconds'] / 60:.0f}", each["date"])
+        rows.append(f"| {run.name} | {' | '.join(map(str, numbers))} |")
+        failures += [f"- {run.name}: `{name}`" for name in each["failures"]]
+    text = INTRO + "\n".join(rows) + "\n"
+    return text + ("\n## What failed\n\n" + "\n".join(failures) + "\n" if failures else "")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+def main() -> None:
+    """Run what was asked for, and write the table after each run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="the runs whose names have a text")
+    parser.add_argument("--list", action="store_true", help="say which runs there are, and run none")
+    given = parser.parse_args()
+    chosen = [run for run in runs() if not given.only or any(text in run.name for text in given.only)]
+    if given.list:
+        print(*(run.name for run in chosen), sep="\n")
+        return
+    found = json.loads(FOUND.read_text()) if FOUND.exists() else {}
+    FOUND.parent.mkdir(exist_ok=True)
+    for run in chosen:
+        found[run.name] = done(run, FOUND.parent)
+        FOUND.write_text(json.dumps(found, indent=1))
+        TABLE.write_text(table(found))
+    failed = [run.name for run in chosen if found[run.name]["failed"]]
+    print(f"{len(chosen)} runs; tests failed in {len(failed)}{': ' if failed else ''}{', '.join(failed)}")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

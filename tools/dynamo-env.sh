@@ -4,14 +4,15 @@
 #
 # It sees the packages of the engine's own environment, and has Dynamo beside them. So the other tests of the engine do not
 # see Dynamo.
-# usage: tools/dynamo-env.sh sglang|vllm      (in build/dynamo-ENGINE; see tools/engine-env.sh for PYTHON and exit status 3)
+# usage: tools/dynamo-env.sh sglang|vllm VERSION      (in build/dynamo-ENGINE; see tools/engine-env.sh for PYTHON and exit
+# status 3)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 say() { printf '%s\n' "$*" >&2; }
 
-engine=${1:-}
-below=$(tools/engine-env.sh "$engine")
+engine=${1:-} version=${2:-}
+below=$(tools/engine-env.sh "$engine" "$version")
 overlay=build/dynamo-$engine
 wanted=adapters/dynamo/tests/requirements.txt
 

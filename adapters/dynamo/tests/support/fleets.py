@@ -34,7 +34,8 @@ ROUTERS = ("round-robin", "kv")
 """Ways in which a frontend chooses workers: in turn, or by the prefixes that they hold."""
 
 ENGINES: dict[str, dict[str, str]] = {
-    "sglang": {**SGLANG, "GLOO_SOCKET_IFNAME": "lo"},
+    # Dynamo's own format of SGLang's log leaves out what other packages log.
+    "sglang": {**SGLANG, "GLOO_SOCKET_IFNAME": "lo", "DYN_SKIP_SGLANG_LOG_FORMATTING": "1"},
     "vllm": {
         **VLLM,
         "GLOO_SOCKET_IFNAME": "lo",

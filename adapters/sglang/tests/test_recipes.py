@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from support.newest import of_the_newest
 from support.recipes import MODELS, RENAMED, ROLES, Recipe, Side, read, refusals, resolved, write_models
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
+pytestmark = [of_the_newest, pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
 
 RECIPES = 328
 MOST_REFUSED = 0.02

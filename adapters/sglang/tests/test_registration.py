@@ -66,7 +66,11 @@ def test_a_scheduler_gets_the_classes_and_the_hooks() -> None:
     assert seen["same"]
 
 
-OTHER = "from importlib import metadata\nmetadata.version = lambda name: '0.5.99'"
+OTHER = """
+from importlib import metadata
+found = metadata.version
+metadata.version = lambda name: "0.5.99" if name == "sglang" else found(name)
+"""
 EXPECTED = "SGLang 0.5.21, 0.5.22 or 0.5.23 is expected; 0.5.99 is installed"
 
 

@@ -14,16 +14,19 @@ class Behaviour(NamedTuple):
 
     Attributes:
         until: The place of the time limit in an entry of ``DecodeTransferQueue._deferred_releases``.
+        device_only: The value of ``disaggregation_decode_host_receive_threshold`` with which nothing is received into
+            memory of the host.
         agrees: Whether the ranks of decode agree on the round in which they give the memory of a failed request back.
     """
 
     until: int = 2
+    device_only: float = 1
     agrees: bool = True
 
 
 RELEASES = {
     "0.5.22": Behaviour(agrees=False),
-    "0.5.21": Behaviour(until=1, agrees=False),
+    "0.5.21": Behaviour(until=1, device_only=0, agrees=False),
 }
 
 BEHAVIOUR = RELEASES.get(SEAM.release(), Behaviour())

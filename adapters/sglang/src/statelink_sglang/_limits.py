@@ -16,6 +16,7 @@ from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from statelink.errors import ConfigError
 
+from ._behaviour import BEHAVIOUR
 from ._options import ALLOWED, VARIABLE
 
 __all__ = ["Server", "check_server"]
@@ -80,7 +81,8 @@ def _impossible(server: Server) -> Iterator[str]:
         yield "--enable-pd-role-switch is not supported"
     if getattr(disagg, "disaggregation_decode_allocation_policy", "early") != "early":
         yield "--disaggregation-decode-allocation-policy must be early"
-    if getattr(disagg, "disaggregation_decode_host_receive_threshold", 1) < 1:
+    device_only = BEHAVIOUR.device_only
+    if getattr(disagg, "disaggregation_decode_host_receive_threshold", device_only) != device_only:
         yield "--disaggregation-decode-host-receive-threshold is not supported"
     algorithm = getattr(args, "speculative_algorithm", None)
     if not _starts_a_draft(algorithm):

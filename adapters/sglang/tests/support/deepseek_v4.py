@@ -172,6 +172,7 @@ def prefill_lists(
         start_send_idx=prefix,
         origin_input_ids=[0] * tokens,
         extend_end=tokens,
+        extend_range=SimpleNamespace(end=tokens),  # in SGLang 0.5.21
         disagg_decode_prefix_len=prefix,
         kv=SimpleNamespace(req_pool_idx=table.slot),
         disagg_kv_sender=sender,

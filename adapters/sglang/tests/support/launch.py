@@ -10,8 +10,10 @@ import os
 import sys
 
 from support import events
+from support.kernels import pages
 
 events.install()
+pages.after_imports()
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Stands in for the kernels that choose pages, in the releases of SGLang that have no plain ones for a CPU (0.5.21).
 
-SGLang's allocator counts after the kernel whether there were enough pages, and takes nothing if there were not. So these
-write nothing then.
+SGLang's allocator counts after the kernel whether there were enough pages, and takes nothing if there were
+not. So these write nothing then.
 """
 
 from __future__ import annotations

@@ -253,6 +253,12 @@ class Fleet:
         (found,) = (worker for worker in self._workers.values() if worker.id() == number)
         return found
 
+    def computed(self, worker: Worker) -> int:
+        """Prompts that the engine of a worker has computed, whoever sent them."""
+        if self.engine == "vllm":
+            return int(sum(value for _, value in worker.metric("vllm:request_success_total")))
+        return worker.logged().count("Prefill batch")
+
     def up(self, *names: str) -> None:
         """Return once exactly these workers run, and every frontend knows them.
 

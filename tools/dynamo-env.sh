@@ -4,14 +4,18 @@
 #
 # It sees the packages of the engine's own environment, and has Dynamo beside them. So the other tests of the engine do not
 # see Dynamo.
-# usage: tools/dynamo-env.sh sglang|vllm VERSION      (in build/dynamo-ENGINE; see tools/engine-env.sh for PYTHON and exit
-# status 3)
+# usage: tools/dynamo-env.sh sglang|vllm      (in build/dynamo-ENGINE; see tools/engine-env.sh for PYTHON and exit status 3)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 say() { printf '%s\n' "$*" >&2; }
 
-engine=${1:-} version=${2:-}
+engine=${1:-}
+case $engine in # the releases that Dynamo asks for
+    sglang) version=0.5.21 ;;
+    vllm) version=0.31.0 ;;
+    *) say "usage: tools/dynamo-env.sh sglang|vllm" && exit 2 ;;
+esac
 below=$(tools/engine-env.sh "$engine" "$version")
 overlay=build/dynamo-$engine
 wanted=adapters/dynamo/tests/requirements.txt
@@ -20,7 +24,7 @@ PYTHON=$below tools/make-venv.sh "$overlay"
 site=$("$overlay/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 stamp=$overlay/.stamp
 if [ ! -e "$stamp" ] || [ -n "$(find tools/dynamo-env.sh "$wanted" -newer "$stamp")" ]; then
-    # Without dependencies: Dynamo's name engines of other versions, for CUDA, and are met by the engine's environment.
+    # Without dependencies: Dynamo's name what is built for CUDA, and the engine's environment has what is needed here.
     if ! "$overlay/bin/python" -m pip install --no-input --disable-pip-version-check --quiet --no-deps --requirement "$wanted" >&2; then
         say "error: NVIDIA Dynamo cannot be installed into $overlay, so no worker of it can be tested."
         say "hint: pip says above which package it did not get: $(grep -v '^#' "$wanted" | tr '\n' ' ')"

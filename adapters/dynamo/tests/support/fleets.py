@@ -292,7 +292,7 @@ class Fleet:
 
     def _vllm(self, role: str, kind: str) -> tuple[list[str], dict[str, str]]:
         command = [
-            *(os.environ["STATELINK_DYNAMO_VLLM"], "-W", "ignore", str(HERE / "worker_vllm.py")),
+            *(os.environ["STATELINK_DYNAMO_VLLM"], "-W", "ignore", "-m", "dynamo.vllm"),
             *("--model", str(self._model), "--served-model-name", MODEL, "--enforce-eager", "--dtype", "float32"),
             *("--max-model-len", "1024", "--kv-cache-memory-bytes", str(16 << 20), "--max-num-seqs", "8"),
             *("--max-num-batched-tokens", "64", "--block-size", "32"),

@@ -66,7 +66,7 @@ FOUND := build/tests
 
 .PHONY: help setup demo check test again matrix docs third-party release-check soak bench gpu engine-sglang engine-sglang-smoke \
   engine-sglang-bench engine-sglang-differences engine-vllm engine-vllm-smoke engine-vllm-bench engine-vllm-differences \
-  engine-cross engine-cross-smoke engine-window fix clean distclean libraries
+  engine-cross engine-cross-smoke engine-dynamo engine-dynamo-smoke engine-window fix clean distclean libraries
 
 help: ## List the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do \
@@ -196,6 +196,19 @@ engine-cross: ## Run SGLang's prefill with vLLM's decode, and the other way: rea
 
 engine-cross-smoke: ## The part of engine-cross that takes minutes: tokens in both directions, and what the engines' state differs in
 	@$(ENGINE_CROSS) -m smoke $(ARGS)
+
+# The tests run in vLLM's environment, and start workers of Dynamo with both engines. Each engine has an environment for it,
+# beside its own.
+DYNAMO_PYTHON = python=$$(PYTHON="$(PYTHON)" tools/dynamo-env.sh $(1)); \
+  $(2)=$$(realpath -s "$$python"); export $(2)
+ENGINE_DYNAMO = $(SGLANG_PYTHON); $(call DYNAMO_PYTHON,sglang,STATELINK_DYNAMO_SGLANG); \
+  $(VLLM_PYTHON); $(call DYNAMO_PYTHON,vllm,STATELINK_DYNAMO_VLLM); $(call ENGINE_TESTS,dynamo)
+
+engine-dynamo: ## Run workers of NVIDIA Dynamo with SGLang and with vLLM: real fleets, workers that die, every test
+	@$(ENGINE_DYNAMO) $(ARGS)
+
+engine-dynamo-smoke: ## The part of engine-dynamo that takes minutes: the names, and tokens with both engines
+	@$(ENGINE_DYNAMO) -m smoke $(ARGS)
 
 engine-window: ## Run every release of the engines that the adapters know, and every two that may meet: ARGS="--list"
 	@$(BIN)/python -m tools.engine_window $(ARGS)

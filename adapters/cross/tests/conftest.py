@@ -19,7 +19,7 @@ if "STATELINK_SGLANG_PYTHON" not in os.environ or "STATELINK_VLLM_PYTHON" not in
 @pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with full attention."""
-    from support.model import make_llama
+    from tiny_llama import make_llama
 
     made: Path = make_llama(tmp_path_factory.mktemp("models") / "llama")
     return made

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-from support.model import LAYERS, prompt_of
 from support.servers import PAGE, Routed, Servers, routed, started
+from tiny_llama import LAYERS, prompt_of
 
 import router
 

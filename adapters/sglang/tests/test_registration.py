@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import textwrap
-
 import pytest
+from support.fresh import seen_by
 
 SEEN = """
 import json, sys
@@ -53,23 +48,8 @@ seen["same"] = prefill.TransferBackend is utils.TransferBackend is decode.Transf
 """
 
 
-def _run(*code: str) -> tuple[dict[str, object], str]:
-    """What a fresh process saw, and what it logged."""
-    program = "\n".join(textwrap.dedent(each) for each in (*code, "print('SEEN ' + json.dumps(seen))"))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        env={**os.environ, "STATELINK_ABSENT_PACKAGES": "1"},
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("SEEN ")]
-    assert lines, done.stderr[-4000:]
-    return json.loads(lines[0].removeprefix("SEEN ")), done.stderr
-
-
 def test_a_process_without_a_scheduler_learns_the_name_and_imports_neither_a_backend_nor_the_queues() -> None:
-    seen, _ = _run(SEEN)
+    seen, _ = seen_by(SEEN)
     assert seen["choice"]
     assert seen["members"] == ["mooncake", "mori", "nixl", "ascend", "fake", "statelink"]
     assert not seen["backend"]
@@ -79,7 +59,7 @@ def test_a_process_without_a_scheduler_learns_the_name_and_imports_neither_a_bac
 @pytest.mark.smoke
 def test_a_scheduler_gets_the_classes_and_the_hooks() -> None:
     imports = "import sglang.srt.managers.scheduler, sglang.srt.managers.data_parallel_controller"
-    seen, _ = _run(imports, SEEN, CLASSES, QUEUES)
+    seen, _ = seen_by(imports, SEEN, CLASSES, QUEUES)
     assert seen["classes"] is True
     assert seen["fake"] == "FakeKVSender"
     assert seen["hooked"] == [True] * 7
@@ -96,7 +76,7 @@ EXPECTED = "SGLang 0.5.21, 0.5.22 or 0.5.23 is expected; 0.5.99 is installed"
 
 @pytest.mark.smoke
 def test_a_release_that_is_not_known_is_refused() -> None:
-    seen, logged = _run(OTHER, SEEN)
+    seen, logged = seen_by(OTHER, SEEN)
     assert not seen["choice"]
     assert EXPECTED in logged
     assert "'version' in 'allow'" in logged
@@ -105,7 +85,7 @@ def test_a_release_that_is_not_known_is_refused() -> None:
 @pytest.mark.smoke
 def test_a_release_that_is_not_known_can_be_tried_if_all_that_is_needed_is_there() -> None:
     allowed = """import os; os.environ["STATELINK_SGLANG_CONFIG"] = '{"sglang": {"allow": ["version"]}}'"""
-    seen, logged = _run(OTHER, allowed, SEEN)
+    seen, logged = seen_by(OTHER, allowed, SEEN)
     assert seen["choice"]
     assert f"this SGLang was not tested with Statelink, and 'allow' has 'version': {EXPECTED}" in logged
 
@@ -114,7 +94,7 @@ def test_a_release_that_is_not_known_can_be_tried_if_all_that_is_needed_is_there
 def test_an_sglang_that_lacks_something_is_not_tried_whatever_is_allowed() -> None:
     allowed = """import os; os.environ["STATELINK_SGLANG_CONFIG"] = '{"sglang": {"allow": ["version"]}}'"""
     lacks = "from sglang.srt.disaggregation.base import conn\ndel conn.BaseKVSender.clear"
-    seen, logged = _run(OTHER, allowed, lacks, SEEN)
+    seen, logged = seen_by(OTHER, allowed, lacks, SEEN)
     assert not seen["choice"]
     assert "BaseKVSender lacks the methods clear" in logged
     assert "'version' in 'allow'" not in logged
@@ -122,7 +102,7 @@ def test_an_sglang_that_lacks_something_is_not_tried_whatever_is_allowed() -> No
 
 @pytest.mark.smoke
 def test_another_sglang_is_refused_with_what_differs_and_the_name_stays_unknown() -> None:
-    seen, logged = _run("from sglang.srt.disaggregation.base import conn\ndel conn.BaseKVSender.clear", SEEN)
+    seen, logged = seen_by("from sglang.srt.disaggregation.base import conn\ndel conn.BaseKVSender.clear", SEEN)
     assert not seen["choice"]
     assert "statelink" not in str(seen["members"])
     assert "statelink is not registered as a transfer backend of SGLang" in logged
@@ -130,7 +110,7 @@ def test_another_sglang_is_refused_with_what_differs_and_the_name_stays_unknown(
 
 
 def test_a_method_that_cannot_be_hooked_is_named_and_the_name_stays_unknown() -> None:
-    seen, logged = _run(
+    seen, logged = seen_by(
         "import sglang.srt.managers.scheduler",
         "from sglang.srt.disaggregation.decode import DecodePreallocQueue\ndel DecodePreallocQueue._init_kv_manager",
         SEEN,

@@ -1,4 +1,4 @@
-"""A tiny model with random weights, made on the spot, that both engines load."""
+"""A tiny model with random weights, made on the spot, that both engines load. The word ``t70`` is the token 70."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+__all__ = ["LAYERS", "make_llama", "prompt_of"]
 
 VOCABULARY = 512
 LAYERS = 3
@@ -47,9 +49,9 @@ def make_llama(folder: Path) -> Path:
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     fast: Any = PreTrainedTokenizerFast
-    fast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<pad>"
-    ).save_pretrained(folder)
+    made = fast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<pad>")
+    made.chat_template = "{% for message in messages %}{{ message.content }} {% endfor %}"  # Dynamo needs one
+    made.save_pretrained(folder)
     return folder
 
 

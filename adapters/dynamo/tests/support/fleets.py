@@ -253,11 +253,11 @@ class Fleet:
         (found,) = (worker for worker in self._workers.values() if worker.id() == number)
         return found
 
-    def computed(self, worker: Worker) -> int:
-        """Prompts that the engine of a worker has computed, whoever sent them."""
+    def taken(self, worker: Worker) -> int:
+        """Requests that the engine of a worker has taken, whoever sent them. It may count one twice."""
         if self.engine == "vllm":
             return int(sum(value for _, value in worker.metric("vllm:request_success_total")))
-        return worker.logged().count("Prefill batch")
+        return len(re.findall("Prefill batch|Submitted SGLang Request", worker.logged()))
 
     def up(self, *names: str) -> None:
         """Return once exactly these workers run, and every frontend knows them.

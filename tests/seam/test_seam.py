@@ -43,6 +43,12 @@ class Mode(enum.Enum):
     PREFILL = 1
 
 
+class Wider(enum.Enum):
+    NULL = 0
+    PREFILL = 1
+    DECODE = 2
+
+
 class Poll:
     FAILED = 0
     DONE = 1
@@ -172,7 +178,7 @@ def _lacks_a_field(engine: Any) -> None:
 
 
 def _has_a_member(engine: Any) -> None:
-    engine.Mode = enum.Enum("Mode", "NULL PREFILL DECODE")
+    engine.Mode = Wider
 
 
 def _lacks_a_constant(engine: Any) -> None:

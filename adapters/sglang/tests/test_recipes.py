@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from support.newest import of_the_newest
+from support.newest import OLDER, WHY
 from support.recipes import MODELS, RENAMED, ROLES, Recipe, Side, read, refusals, resolved, write_models
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-pytestmark = [of_the_newest, pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
+pytestmark = [pytest.mark.skipif(OLDER, reason=WHY), pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
 
 RECIPES = 328
 MOST_REFUSED = 0.02

@@ -1,13 +1,10 @@
-"""Marks what holds of the engine's newest release alone."""
+"""Whether the engine is the newest release: some tests compare with lists of what that one has."""
 
 from __future__ import annotations
 
-import pytest
-
 from statelink_sglang.backend import SEAM
 
-__all__ = ["of_the_newest"]
+__all__ = ["OLDER", "WHY"]
 
-of_the_newest = pytest.mark.skipif(
-    SEAM.release() != SEAM.releases[-1], reason="it compares with a list of what the newest release has"
-)
+OLDER = SEAM.release() != SEAM.releases[-1]
+WHY = "it compares with a list of what the newest release has"

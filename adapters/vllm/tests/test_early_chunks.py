@@ -203,7 +203,7 @@ def test_what_decode_has_not_asked_for_is_withdrawn_from_a_request_that_is_preem
     source.step()
     assert not side.early
     assert not sending.pushes
-    assert sending.status is Status.WAITING
+    assert sending.status is Status.BOOTSTRAPPING
     for _ in range(20):
         source.step()
     assert sending.complete

@@ -37,7 +37,7 @@ print("SAID", '"' + found.server_args.disaggregation_transfer_backend + '"')
 
 
 def said(engine: str, program: str, *arguments: str, **environment: str) -> tuple[list[Any], str]:
-    """What a program in an environment with Dynamo said, and the end of its log."""
+    """What a program in an environment with Dynamo said, and everything that it printed."""
     done = subprocess.run(
         [os.environ[f"STATELINK_DYNAMO_{engine.upper()}"], "-W", "ignore", "-c", program, *arguments],
         env={**os.environ, **ENGINES[engine], "DYN_DISCOVERY_BACKEND": "mem", **environment},
@@ -47,7 +47,7 @@ def said(engine: str, program: str, *arguments: str, **environment: str) -> tupl
         check=False,
     )
     lines = [line.partition(" ")[2] for line in done.stdout.splitlines() if line.startswith("SAID ")]
-    return [json.loads(line) for line in lines], done.stderr[-4000:]
+    return [json.loads(line) for line in lines], done.stdout + done.stderr
 
 
 def test_dynamos_table_has_the_connector_also_beside_another_one() -> None:

@@ -40,7 +40,12 @@ def make_sparse(folder: Path) -> Path:
     """DeepSeek V3.2: the same with an indexer, which chooses 64 tokens."""
     named = {"architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "first_k_dense_replace": 3}
     indexer = {"index_n_heads": 4, "index_head_dim": 128, "index_topk": 64}
-    return make_model(folder, {**LATENTS, **EXPERTS, **named, **indexer})
+    made = make_model(folder, {**LATENTS, **EXPERTS, **named, **indexer})
+    # Older releases of transformers do not know the word that newer ones write for a kind of layer, and need none.
+    config = json.loads((made / "config.json").read_text())
+    config.pop("layer_types", None)
+    (made / "config.json").write_text(json.dumps(config))
+    return made
 
 
 def make_qwen_next(folder: Path) -> Path:

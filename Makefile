@@ -153,9 +153,10 @@ ENGINE_SGLANG = $(SGLANG_PYTHON); $(call ENGINE_SIDE,sglang,PREFILL) $(call ENGI
 VLLM_PYTHON = $(call ENGINE_PYTHON,vllm,VLLM_TARGET_DEVICE=cpu)
 ENGINE_VLLM = $(VLLM_PYTHON); $(call ENGINE_SIDE,vllm,PREFILL) $(call ENGINE_SIDE,vllm,DECODE) $(call ENGINE_TESTS,vllm)
 
-# A whole run reports what it found, and the table of it is written. A choice of tests leaves the table as it is.
-ENGINE_REPORT = build/engine-$(1)$(VERSION:%=-%).json
-ENGINE_REPORTED = $(or $(ARGS),--engine-report=$(abspath $(ENGINE_REPORT)))
+# A whole run reports what it found, and the table of it is written. A choice of tests, and any other release than the
+# newest, leave the table as it is.
+ENGINE_REPORT = build/engine-$(1).json
+ENGINE_REPORTED = $(or $(ARGS),$(if $(VERSION)$(PREFILL)$(DECODE),,--engine-report=$(abspath $(ENGINE_REPORT))))
 ENGINE_TABLE = [ ! -e $(ENGINE_REPORT) ] || build/$(1)/bin/python -m tools.engine_table $(ENGINE_REPORT) adapters/$(1)/RESULTS.md
 
 engine-sglang: ## Run SGLang, unmodified, with Statelink: real pools, real servers, every test

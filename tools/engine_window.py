@@ -86,22 +86,20 @@ def done(run: Run, folder: Path) -> dict[str, Any]:
     command = ["make", run.target, *given, f"ARGS={run.choice} --junitxml={report}"]
     print(f"=== {run.name}: {' '.join(command)}", flush=True)
     ended = subprocess.run(command, cwd=ROOT, check=False).returncode
-    found: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "failures": []}
-    if not report.exists():
-        return {
-            **found,
-            "tests": 0,
-            "failed": 1,
-            "skipped": 0,
-            "seconds": 0.0,
-            "failures": [f"make ended with {ended}"],
-        }
-    suite = next(iter(ElementTree.parse(report).getroot().iter("testsuite")))
-    for case in suite.iter("testcase"):
-        if case.find("failure") is not None or case.find("error") is not None:
-            found["failures"].append(f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}")
-    counts = {name: int(suite.get(name, 0)) for name in ("tests", "skipped")}
-    return {**found, **counts, "failed": len(found["failures"]), "seconds": float(suite.get("time", 0))}
+    failures: list[str] = []
+    counts, seconds = {"tests": 0, "skipped": 0}, 0.0
+    if report.exists():
+        suite = next(iter(ElementTree.parse(report).getroot().iter("testsuite")))
+        failures = [
+            f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
+            for case in suite.iter("testcase")
+            if case.find("failure") is not None or case.find("error") is not None
+        ]
+        counts, seconds = {name: int(suite.get(name, 0)) for name in counts}, float(suite.get("time", 0))
+    if ended and not failures:
+        failures.append(f"make ended with {ended}")  # such as where no environment could be made, or no test was chosen
+    date = time.strftime("%Y-%m-%d")
+    return {**counts, "failed": len(failures), "seconds": seconds, "date": date, "failures": failures}
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:
@@ -112,7 +110,7 @@ def table(found: dict[str, dict[str, Any]]) -> str:
         if each is None:
             rows.append(f"| {run.name} | not run | | | | | |")
             continue
-        passed = each["tests"] - each["failed"] - each["skipped"]
+        passed = max(0, each["tests"] - each["failed"] - each["skipped"])
         numbers = (each["tests"], passed, each["failed"], each["skipped"], f"{each['seconds'] / 60:.0f}", each["date"])
         rows.append(f"| {run.name} | {' | '.join(map(str, numbers))} |")
         failures += [f"- {run.name}: `{name}`" for name in each["failures"]]

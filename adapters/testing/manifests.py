@@ -26,7 +26,18 @@ import psutil
 import yaml
 from engine_processes import READY_SECONDS, OwnProcess
 
-__all__ = ["Cluster", "Container", "Nodes", "Pod", "check_policies", "cluster", "nodes", "refused_flows"]
+__all__ = [
+    "Cluster",
+    "Container",
+    "Nodes",
+    "Pod",
+    "check_policies",
+    "check_probes",
+    "cluster",
+    "nodes",
+    "refused_flows",
+    "spread",
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "kubernetes"
@@ -462,3 +473,23 @@ def check_policies(made: Cluster, control: range, data: range, http: int) -> Non
         Flow(other, decode, data[0]),
     ):
         assert refused(each), each
+
+
+def check_probes(made: Cluster) -> None:
+    """Check that every probe of the manifests succeeds."""
+    for pod in made.servers:
+        assert pod.probe("startupProbe")
+        assert pod.probe("readinessProbe")
+        assert pod.probe("livenessProbe")
+    assert made.router.probe("readinessProbe")
+    assert made.router.probe("livenessProbe")
+
+
+@contextlib.contextmanager
+def spread(made: Cluster, requests: int) -> Iterator[None]:
+    """Check that the router's requests within the block move their state, and that each decode gets a part of them."""
+    before = made.succeeded()
+    yield
+    sent, *received = (after - then for after, then in zip(made.succeeded(), before, strict=True))
+    assert (sent, sum(received)) == (requests, requests)
+    assert min(received) > 0, "the router gives each decode a part"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from engine_environments import SGLANG
-from manifests import Cluster, Container, Pod, check_policies, cluster, nodes, refused_flows
+from manifests import Cluster, Container, Pod, check_policies, check_probes, cluster, nodes, refused_flows, spread
 from support.models import VOCABULARY, generate
 from support.servers import ON_A_CPU, ORDINARY, ordinary_path
 
@@ -59,21 +59,13 @@ def post(pod: Pod, prompt: Sequence[int], count: int, **more: Any) -> list[int]:
 
 @pytest.mark.shows("manifests for Kubernetes: one prefill, two decodes and a router, with keys, over nixl")
 def test_the_router_answers_with_the_tokens_of_one_server(applied: Cluster, llama: Path) -> None:
-    before = applied.succeeded()
-    for seed in range(4):
-        assert post(applied.router, prompt_of(seed), 6) == generate(llama, prompt_of(seed), 6)
-    sent, *received = (now - then for now, then in zip(applied.succeeded(), before, strict=True))
-    assert (sent, sum(received)) == (4, 4)
-    assert min(received) > 0, "the router gives each decode a part"
+    with spread(applied, 4):
+        for seed in range(4):
+            assert post(applied.router, prompt_of(seed), 6) == generate(llama, prompt_of(seed), 6)
 
 
 def test_every_probe_succeeds_while_the_pods_run(applied: Cluster) -> None:
-    for pod in applied.servers:
-        assert pod.probe("startupProbe")
-        assert pod.probe("readinessProbe")
-        assert pod.probe("livenessProbe")
-    assert applied.router.probe("readinessProbe")
-    assert applied.router.probe("livenessProbe")
+    check_probes(applied)
 
 
 def test_the_network_policies_admit_what_the_pods_do_and_no_more(applied: Cluster) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from engine_environments import VLLM, completion
-from manifests import Cluster, Container, Pod, check_policies, cluster, nodes, refused_flows
+from manifests import Cluster, Container, Pod, check_policies, check_probes, cluster, nodes, refused_flows, spread
 from support.engines import PREFILL, prompt_of
 from support.servers import ON_A_CPU
 
@@ -61,22 +61,14 @@ def complete(pod: Pod, prompt: Sequence[int], count: int, **more: Any) -> list[i
 
 @pytest.mark.shows("manifests for Kubernetes: one prefill, two decodes and a router, with keys, over nixl")
 def test_the_router_answers_with_the_tokens_of_one_server(applied: Cluster) -> None:
-    before = applied.succeeded()
-    for seed in range(4):
-        prompt = prompt_of(seed, 100)
-        assert complete(applied.router, prompt, 8) == complete(applied.prefill, prompt, 8)
-    sent, *received = (now - then for now, then in zip(applied.succeeded(), before, strict=True))
-    assert (sent, sum(received)) == (4, 4)
-    assert min(received) > 0, "the router gives each decode a part"
+    with spread(applied, 4):
+        for seed in range(4):
+            prompt = prompt_of(seed, 100)
+            assert complete(applied.router, prompt, 8) == complete(applied.prefill, prompt, 8)
 
 
 def test_every_probe_succeeds_while_the_pods_run(applied: Cluster) -> None:
-    for pod in applied.servers:
-        assert pod.probe("startupProbe")
-        assert pod.probe("readinessProbe")
-        assert pod.probe("livenessProbe")
-    assert applied.router.probe("readinessProbe")
-    assert applied.router.probe("livenessProbe")
+    check_probes(applied)
 
 
 def test_the_network_policies_admit_what_the_pods_do_and_no_more(applied: Cluster) -> None:

@@ -33,7 +33,8 @@ def offer() -> None:
         log.warning(
             "only a program that loads SGLang's plugins before it parses options will take the transfer backend "
             "statelink: %s: %s\nhint: install the SGLang that statelink-sglang was tested with",
-            *(type(error).__name__, error),
+            type(error).__name__,
+            error,
         )
 
 

@@ -25,7 +25,7 @@ ALLOWED = {
     "nodes": "a server on several machines (--nnodes)",
     "version": "another release of SGLang",
 }
-"""What no test of the adapter can show without the hardware. It is refused unless the operator allows it."""
+"""What no test of the adapter shows. It is refused unless the operator allows it."""
 
 
 class Options(NamedTuple):

@@ -10,6 +10,7 @@ from ._admission import around_decode_add, around_prefill_add
 from ._calls import Calls
 from ._content import content_of_request
 from ._declines import Declines
+from ._deferred import around_resolve
 from ._directory import Directory, Instance, Prefill
 from ._dp_ranks import Announcer, RankFinder
 from ._failure import TransferFailed
@@ -60,6 +61,7 @@ __all__ = [
     "around_handle_batch",
     "around_init_kv_manager",
     "around_prefill_add",
+    "around_resolve",
     "around_send",
     "ask_ranks",
     "check_server",

@@ -32,5 +32,7 @@ def introduce(name: str) -> None:
         log.warning(
             "this Dynamo cannot be told of %s, and will refuse every request: %s: %s\n"
             "hint: install the Dynamo that statelink-vllm was tested with; see docs/dynamo.md",
-            *(name, type(error).__name__, error),
+            name,
+            type(error).__name__,
+            error,
         )

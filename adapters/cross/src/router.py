@@ -27,7 +27,8 @@ __all__ = ["FIRST_TOKEN", "RouteError", "SglangToVllm", "VllmToSglang", "ask", "
 
 DIRECTORY = "/statelink"
 """Where SGLang's decode asks the bootstrap server for the links of prefill's ranks."""
-SCHEMA = 1
+SCHEMA = 2
+"""Version of the answers that SGLang's decode takes."""
 FIRST_TOKEN = "statelink_first_token"
 SECONDS = 300.0
 MOST_BYTES = 16 << 20
@@ -126,7 +127,7 @@ class VllmToSglang:
         if instance is None:
             return 503, {"schema": SCHEMA, "missing": "all ranks"}
         listed = {"instance": instance.name, "addresses": list(instance.addresses)}
-        return 200, {"schema": SCHEMA, "http_port": 0, "instances": [listed]}
+        return 200, {"schema": SCHEMA, "http_port": 0, "follows": True, "instances": [listed]}
 
 
 class Completion(NamedTuple):

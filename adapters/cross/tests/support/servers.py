@@ -8,7 +8,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from engine_environments import SGLANG, VLLM, completion
 from engine_processes import Answer, HttpServer, free_port
@@ -16,11 +17,9 @@ from engine_processes import Answer, HttpServer, free_port
 import router
 from router import SglangToVllm, VllmToSglang, serve
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 LINK = {"backend": "tcp", "verify": "digest", "deadline": 60.0}
 MODEL = "tiny-llama@1"
+ADAPTERS = Path(__file__).parents[3]
 PAGE, BLOCK = 16, 32
 """Tokens of a page on SGLang, and of a block on vLLM."""
 
@@ -31,7 +30,7 @@ class SglangServer(HttpServer[Answer]):
     def __init__(self, role: str, folder: Path, model: Path) -> None:
         self.bootstrap = f"127.0.0.1:{free_port()}"
         command = [
-            *(os.environ["STATELINK_SGLANG_PYTHON"], "-W", "ignore", "-m", "sglang.launch_server"),
+            *(os.environ["STATELINK_SGLANG_PYTHON"], "-W", "ignore", "-m", "support.launch"),
             *("--model-path", str(model), "--device", "cpu", "--dtype", "float32", "--page-size", str(PAGE)),
             *("--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--grammar-backend", "none"),
             *("--disable-overlap-schedule", "--skip-server-warmup", "--max-running-requests", "8"),
@@ -42,7 +41,10 @@ class SglangServer(HttpServer[Answer]):
         ]
         config = {**LINK, "sglang": {"model": MODEL, "rows": "optional"}}
         del config["deadline"]
-        super().__init__(f"sglang-{role}", folder, command, {**SGLANG, "STATELINK_SGLANG_CONFIG": json.dumps(config)})
+        # The stand-ins of SGLang's own tests are in this server: releases lack different kernels on a CPU.
+        path = os.pathsep.join(map(str, (ADAPTERS / "sglang" / "tests", ADAPTERS / "testing")))
+        environment = {**SGLANG, "PYTHONPATH": path, "STATELINK_SGLANG_CONFIG": json.dumps(config)}
+        super().__init__(f"sglang-{role}", folder, command, environment)
 
 
 class VllmServer(HttpServer[Answer]):

@@ -47,8 +47,8 @@ NOT_FOUND = "cannot open shared object file"
 RESOLVING = "UCX_RESOLVE_REMOTE_EP_ID"
 """Whether UCX asks the other side for the number of its endpoint before it sends anything.
 
-If it does, the other side makes an endpoint, too. UCX destroys neither as long as both processes live, and NIXL does not
-force it to. So each remote agent that is removed leaves its sockets. UCX 1.23, of NIXL 1.5, asks by default.
+If it does, the other side makes an endpoint, too. UCX destroys neither as long as both processes live, and NIXL does
+not force it to. So each remote agent that is removed leaves its sockets. UCX 1.23, of NIXL 1.5, asks by default.
 """
 
 SCRATCH = np.zeros(4096, np.uint8)

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
-from tests.helpers.availability import environment_of
+from plugins.ascend.tests.library import allocator, environment
 
 from statelink.backend import MemoryKinds, Verdict
-from statelink.cli import main
 from statelink.testing import PackageTests, bare_machine
 from statelink_ascend import AscendBackend, Options
 
@@ -25,9 +23,9 @@ from statelink_ascend import AscendBackend, Options
 class TestPackage(PackageTests):
     backend = "ascend"
     library = ("memfabric_hybrid",)
-    environment = environment_of("ascend", "npu:0")
+    environment = environment()
     memory = "npu:0"
-    allocator = "npu_memory:Memory" if environment else ""
+    allocator = allocator()
     probes_elsewhere = True
     refused_options = [
         {"port": 1},
@@ -218,7 +216,7 @@ def started(**environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.usefixtures("simulated")
+@pytest.mark.usefixtures("standin")
 def test_the_log_goes_to_a_logger(library: dict[str, str]) -> None:
     """Traces, too, which the library writes whatever its level; unless somebody has set that."""
     quiet = started(**library)
@@ -247,7 +245,7 @@ def commanded(library: dict[str, str], *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.usefixtures("simulated")
+@pytest.mark.usefixtures("standin")
 @pytest.mark.parametrize(
     ("choice", "verdict", "found"),
     [
@@ -257,17 +255,16 @@ def commanded(library: dict[str, str], *arguments: str) -> tuple[int, str]:
     ],
 )
 def test_doctor_moves_what_the_engine_would(
-    library: dict[str, str], monkeypatch: pytest.MonkeyPatch, choice: tuple[str, ...], verdict: str, found: str
+    library: dict[str, str], choice: tuple[str, ...], verdict: str, found: str
 ) -> None:
     """Host memory is not this backend's without HOST_RDMA: that is no problem, and an NPU's moves."""
-    monkeypatch.syspath_prepend(library["PYTHONPATH"].partition(os.pathsep)[0])
-    result = CliRunner().invoke(main, ["doctor", "ascend", "--json", *choice])
-    (check,) = [each for each in json.loads(result.output)["checks"] if each["what"] == "loopback transfer"]
+    _, said = commanded(library, "doctor", "ascend", "--json", *choice)
+    (check,) = [each for each in json.loads(said)["checks"] if each["what"] == "loopback transfer"]
     assert check["verdict"] == verdict
     assert check["found"].startswith(found)
 
 
-@pytest.mark.usefixtures("simulated")
+@pytest.mark.usefixtures("standin")
 def test_the_kit_runs_over_an_npus_memory_from_the_command_line(library: dict[str, str]) -> None:
     choice = ("--memory", "npu:0", "--allocator", "npu_memory:Memory", "-k", "every_alignment or class_is_complete")
     status, said = commanded(library, "conform", "ascend", *choice)

@@ -115,6 +115,7 @@ def _keep(item: pytest.Item, suite: Any, report: pytest.TestReport, error: BaseE
             backend=suite.backend,
             options=dict(suite.options),
             memory=memory_of(item.config, suite),
+            moved_by=suite.moved_by,
             untested=untested(suite, memory_of(item.config, suite)),
             clauses=[],
             states=[],

@@ -51,6 +51,8 @@ _taken = threading.Lock()
 """Held while this process has an engine. The library can start once in a process; a second start breaks the first."""
 _last: Contacts | None = None
 """First contacts of this process's last engine."""
+_device: int | None = None
+"""The NPU of this process's first engine. The library keeps to it, and fails without a word on another."""
 
 
 class _Peer:
@@ -99,7 +101,7 @@ class AscendBackend(Backend):
     strategies: ClassVar = {"*": DIRECT}
 
     def __init__(self, context: BackendContext) -> None:
-        global _last
+        global _last, _device
         options = context.options
         who = {"backend": self.name, "host": context.host}
         if context.role not in ROLES:
@@ -141,9 +143,13 @@ class AscendBackend(Backend):
             reason = self._library.start(session(context.host, 0), self._role, options.device_id, options.nic)
         except Exception as error:  # whatever its native modules raise
             reason = f"{type(error).__name__}: {error}"
+        if _device is None and not reason:
+            _device = options.device_id
         if reason:
             self.close()
-            cause = "; ".join([reason, *missing()])
+            kept = _device not in (None, options.device_id)
+            cause = [f"this process was on device_id {_device}, and the library keeps to that"] if kept else missing()
+            cause = "; ".join([reason, *cause])
             raise BackendUnavailableError("MemFabric's engine could not be started", cause=cause, **who)
 
     @classmethod

@@ -1,0 +1,50 @@
+"""Where these tests find MemFabric: on an NPU, or else over a stand-in for an NPU's driver. It is the released package in both."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+
+import pytest
+from plugins.ascend.standin import driver
+from tests.helpers.availability import problem_of
+
+__all__ = ["MEMORY", "OPTIONS", "allocator", "environment", "moved_by"]
+
+NIC = os.environ.get("STATELINK_ASCEND_NIC", "")
+"""This host's RDMA address, on a machine that has one: the kit then moves host memory, by ``HOST_RDMA``."""
+MEMORY = "dram" if NIC else "npu:0"
+OPTIONS = {"data_op_type": "HOST_RDMA", "nic": NIC} if NIC else {}
+
+
+@functools.cache
+def environment() -> dict[str, str]:
+    """What a process needs in its environment; nothing where there is an NPU.
+
+    Without either, the tests of the calling module are skipped, with the reason, or fail if STATELINK_TEST_REQUIRE lists
+    ``ascend``.
+    """
+    if not problem_of("ascend"):
+        return {}
+    try:
+        return driver.environment()
+    except driver.Unbuilt as error:
+        problem = f"there is no NPU here, and no stand-in for its driver: {error}"
+    if "ascend" in os.environ.get("STATELINK_TEST_REQUIRE", "").split(","):
+        raise RuntimeError(problem)
+    pytest.skip(problem, allow_module_level=True)
+
+
+def allocator() -> str:
+    """What allocates memory of an NPU: torch on one, as in an engine, and CANN's own calls elsewhere."""
+    return "npu_memory:Memory" if environment() else ""
+
+
+def moved_by() -> str:
+    """What moves the bytes, for reports."""
+    on = "a stand-in for an NPU's driver" if environment() else "an NPU"
+    try:
+        return f"MemFabric {importlib.metadata.version('memfabric-hybrid')} over {on}"
+    except importlib.metadata.PackageNotFoundError:
+        return f"MemFabric over {on}"

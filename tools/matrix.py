@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -28,8 +28,8 @@ def backends() -> list[str]:
     return [*first, *(name for name in known if name not in first)]
 
 
-def render(reports: Iterable[Report]) -> str:
-    """The table; a state type that a backend's report does not have was not run."""
+def render(reports: Sequence[Report]) -> str:
+    """Both tables; a state type that a backend's report does not have was not run."""
     found: dict[tuple[str, str, str], str] = {}
     for report in reports:
         for run in report.runs:
@@ -44,7 +44,14 @@ def render(reports: Iterable[Report]) -> str:
         cells = [cell({where: found.get((type, name, where), "not run") for where in topologies}) for name in columns]
         kind, _, layout = type.partition(", ")
         lines.append(f"| `{kind}`{', ' + layout if layout else ''} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *movers(reports)]) + "\n"
+
+
+def movers(reports: Iterable[Report]) -> list[str]:
+    """The table of what moved the bytes of each backend, by its test classes."""
+    found = {run.backend: run.moved_by for report in reports for run in report.runs if run.moved_by and run.states}
+    lines = [f"| {each} | {found.get(each, 'not said')} |" for each in backends()]
+    return ["| backend | bytes were moved by |", "|---|---|", *lines]
 
 
 def cell(found: dict[str, str]) -> str:
@@ -73,7 +80,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write the table into the page")
     parser.add_argument("--page", type=Path, default=PAGE)
     given = parser.parse_args()
-    table = render(msgspec.json.decode(path.read_bytes(), type=Report) for path in given.reports)
+    table = render([msgspec.json.decode(path.read_bytes(), type=Report) for path in given.reports])
     before, present, after = parts(given.page.read_text())
     if given.write:
         given.page.write_text(f"{before}\n{table}\n{after}")

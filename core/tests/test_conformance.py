@@ -7,6 +7,7 @@ from statelink.testing import BackendTests
 
 class TestTcp(BackendTests):
     backend = "tcp"
+    moved_by = "the core itself"
 
 
 class TestTcpSockets(BackendTests):

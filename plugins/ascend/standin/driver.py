@@ -1,5 +1,7 @@
 """Builds the stand-in for an NPU's driver, and says what a process needs in its environment to load it.
 
+``python -m plugins.ascend.standin.driver`` builds it, or says why it cannot be built.
+
 MemFabric finds the driver's libraries as it finds CANN's: on the loader's path, and in ``ASCEND_HOME_PATH``.
 """
 
@@ -69,3 +71,10 @@ def _build(home: Path) -> None:
             except OSError:
                 if not home.exists():  # otherwise another process was first
                     raise
+
+
+if __name__ == "__main__":
+    try:
+        environment()
+    except Unbuilt as error:
+        sys.exit(f"the tests of MemFabric need a stand-in for an NPU's driver: {error}")

@@ -1,14 +1,13 @@
-"""Where these tests find MemFabric: on an NPU, or else over a stand-in for an NPU's driver. It is the released package in both."""
+"""Where these tests find MemFabric, the released package: on an NPU, or else over a stand-in for an NPU's driver."""
 
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import os
 
 import pytest
 from plugins.ascend.standin import driver
-from tests.helpers.availability import problem_of
+from tests.helpers.availability import problem_of, release_of
 
 __all__ = ["MEMORY", "OPTIONS", "allocator", "environment", "moved_by"]
 
@@ -22,8 +21,8 @@ OPTIONS = {"data_op_type": "HOST_RDMA", "nic": NIC} if NIC else {}
 def environment() -> dict[str, str]:
     """What a process needs in its environment; nothing where there is an NPU.
 
-    Without either, the tests of the calling module are skipped, with the reason, or fail if STATELINK_TEST_REQUIRE lists
-    ``ascend``.
+    Without either, the tests of the calling module are skipped, with the reason. They fail if STATELINK_TEST_REQUIRE
+    lists ``ascend``.
     """
     if not problem_of("ascend"):
         return {}
@@ -44,7 +43,4 @@ def allocator() -> str:
 def moved_by() -> str:
     """What moves the bytes, for reports."""
     on = "a stand-in for an NPU's driver" if environment() else "an NPU"
-    try:
-        return f"MemFabric {importlib.metadata.version('memfabric-hybrid')} over {on}"
-    except importlib.metadata.PackageNotFoundError:
-        return f"MemFabric over {on}"
+    return f"MemFabric {release_of('memfabric-hybrid')} over {on}"

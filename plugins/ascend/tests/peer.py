@@ -17,8 +17,7 @@ from statelink.testing import RemoteBackend
 
 MIB = 1 << 20
 FAULTS = (NPUS, FAILS_AFTER) = ("STANDIN_NPUS", "STANDIN_FAILS_AFTER")
-"""What a process's environment tells the stand-in for the driver: how many NPUs there are, and after how many copies the
-others fail."""
+"""Variables of the stand-in for the driver: how many NPUs there are, and after how many copies all others fail."""
 
 
 class Peer(RemoteBackend):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -55,8 +57,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
 def make(library: Library) -> Iterator[Callable[..., AscendBackend]]:
     made: list[AscendBackend] = []
 
-    def make(role: str = "decode", host: str = "127.0.0.1") -> AscendBackend:
-        made.append(AscendBackend(BackendContext(options=Options(), link="here", host=host, role=role)))
+    def make(role: str = "decode", host: str = "127.0.0.1", **options: Any) -> AscendBackend:
+        made.append(AscendBackend(BackendContext(options=Options(**options), link="here", host=host, role=role)))
         return made[-1]
 
     yield make
@@ -226,4 +228,35 @@ def test_an_end_that_raises_is_an_end(make: Callable[..., AscendBackend], librar
     make().close()
     assert library.calls[-1] == ("unInitialize",)
     del library.__dict__["destroy"]
+    make()
+
+
+def test_an_end_that_waits_for_a_peer_is_left_to_itself(make: Callable[..., AscendBackend], library: Library) -> None:
+    """The library takes leave of a peer that stands still. Until it has, another link of the process is refused."""
+    waits, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def destroy() -> int:
+        waits.set()
+        assert goes_on.wait(30)
+        return 0
+
+    def end() -> int:
+        ended.set()
+        return 0
+
+    library.__dict__.update(destroy=destroy, unInitialize=end)
+    try:
+        make(connect_timeout=0.1).close()
+        assert waits.is_set()
+        assert not ended.is_set()
+        refused = r"that link is closed, and the library still waits for a peer that does not answer.*\nhint: see"
+        with pytest.raises(BackendUnavailableError, match=refused):
+            make()
+    finally:
+        goes_on.set()
+    assert ended.wait(30)
+    until = time.monotonic() + 30
+    while any(thread.name == "statelink-ascend-end" for thread in threading.enumerate()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
     make()

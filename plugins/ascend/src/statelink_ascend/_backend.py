@@ -31,7 +31,7 @@ from statelink.backend import (
 from statelink.backend.native import session, unregistered
 from statelink.errors import BackendUnavailableError, TransferError
 
-from ._contacts import WAITS, Contacts, Unreached
+from ._contacts import Contacts, Unreached
 from ._descriptor import Descriptor
 from ._door import Door, unanswered
 from ._library import REFUSED, Library
@@ -124,8 +124,9 @@ class AscendBackend(Backend):
         if not _taken.acquire(blocking=False):
             what = "this process has a link over MemFabric, and the library starts once in a process"
             waits = _last.lingers() if _last else ""
-            cause = f"that link is closed, and the library still waits for the engine at {waits}" if waits else ""
-            hint = WAITS if waits else "close that link, or open this one in another process"
+            cause = f"that link is closed, and the library still waits for {waits}" if waits else ""
+            hint = "see whether that peer still runs" if waits else "close that link"
+            hint += ", or open this one in another process"
             raise BackendUnavailableError(what, cause=cause, hint=hint, **who)
         self._options = options
         self._link = context.link
@@ -265,8 +266,9 @@ class AscendBackend(Backend):
         self._peers.pop(peer, None)
 
     def close(self) -> None:
-        """Destroy the engine, which takes seconds.
+        """Destroy the engine, which takes seconds. Returns after `connect_timeout` at the latest.
 
+        The library takes leave of every peer, and waits for one that stands still. The engine is then destroyed later.
         If a first contact still waits, it destroys the engine when it ends.
         """
         self._closing = True
@@ -301,8 +303,14 @@ class AscendBackend(Backend):
         return f"its engine at {session} cannot be reached: {reason}"
 
     def _release(self) -> None:
-        """Destroy the engine. `Contacts` calls it once."""
+        """Destroy the engine, on a thread of its own, and wait for a while. `Contacts` calls it once."""
         engine, self._engine = self._engine, None
+        ending = threading.Thread(target=self._end, args=(engine,), name="statelink-ascend-end", daemon=True)
+        ending.start()
+        ending.join(self._options.connect_timeout)
+
+    def _end(self, engine: Any) -> None:
+        """Runs on that thread."""
         try:
             for end in (engine.destroy, engine.unInitialize):
                 self._library.call(end)  # an error must stop neither the other call nor the next link

@@ -207,12 +207,20 @@ except BackendUnavailableError as error:
 """
 
 
-def started(**environment: str) -> subprocess.CompletedProcess[str]:
+TWICE = """
+from statelink.backend import BackendContext
+from statelink_ascend import AscendBackend, Options
+for _ in range(2):
+    AscendBackend(BackendContext(options=Options(), link="here", role="decode")).close()
+"""
+
+
+def started(code: str = STARTS, **environment: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if "MF_LOG_LEVEL" not in name}
     path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     everything = {**kept, **path, **environment}
     return subprocess.run(
-        [sys.executable, "-c", STARTS], capture_output=True, text=True, env=everything, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, env=everything, check=True, timeout=60
     )
 
 
@@ -226,6 +234,12 @@ def test_the_log_goes_to_a_logger(library: dict[str, str]) -> None:
     loud = started(**library, MF_LOG_LEVEL="3")
     assert " TRACE [" in loud.stdout
     assert "statelink.ascend" not in loud.stderr
+
+
+def test_a_second_link_of_a_process_prints_nothing(library: dict[str, str]) -> None:
+    """The library warns at each start but the first, before its level can be set."""
+    done = started(TWICE, **library)
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("memfabric_hybrid") is None, reason="memfabric_hybrid is not installed")

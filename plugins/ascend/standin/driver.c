@@ -1,12 +1,12 @@
 /* A stand-in for an Ascend NPU's driver and for the parts of CANN that MemFabric loads.
  *
- * MemFabric itself is the released package, unchanged. It opens ten libraries by name and asks each for functions by name.
- * This one file answers for all ten: `build.sh` gives it their names. It has no NPU. "Memory of an NPU" is memory of the process, at the
- * addresses where a driver puts it. A copy by "SDMA" is a copy by the kernel, from one process to the other, in which the
- * other process takes no part.
+ * MemFabric itself is the released package, unchanged. It opens ten libraries by name, and asks each for functions
+ * by name. This one file answers for all ten: `driver.py` gives it their names. There is no NPU. "Memory of an NPU"
+ * is memory of the process, at the addresses where a driver puts it. A copy by "SDMA" is a copy by the kernel, from
+ * one process to another, in which the other takes no part.
  *
- * What it enforces, as the driver does: only memory of an NPU can be registered or be an end of a copy. A copy that leaves
- * that memory, or whose other process has ended, fails. An NPU that is not there cannot be opened.
+ * What it enforces, as the driver does: only memory of an NPU can be registered or be an end of a copy. A copy that
+ * leaves that memory, or whose other process has ended, fails. An NPU that is not there cannot be opened.
  *
  * A function that moving bytes by SDMA does not need ends the process, and says its name. So nothing is answered by
  * accident.
@@ -18,20 +18,14 @@
  * Every function may be called from any thread.
  */
 #define _GNU_SOURCE
-#include <dlfcn.h>
-#include <errno.h>
-#include <link.h>
-#include <poll.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/uio.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { OK = 0, INVALID = 3, NO_MEMORY = 6, NO_DEVICE = 107001, COPY_FAILED = 507899 };
@@ -42,73 +36,11 @@ static int npus(void)
     return set && *set ? atoi(set) : 8;
 }
 
-/* --- The file with the driver's version ------------------------------------------------------------------------------
+/* --- Memory ------------------------------------------------------------------------------------------------------
  *
- * The library looks for it at a fixed place, where only root could put it. So this file is also preloaded, and says that the
- * path leads to another place: ASCEND_HOME_PATH, where `build.sh` has put it.
- */
-char *realpath(const char *path, char *resolved)
-{
-    char *(*next)(const char *, char *) = (char *(*)(const char *, char *))dlsym(RTLD_NEXT, "realpath");
-    const char *home = getenv("ASCEND_HOME_PATH");
-    char ours[4096];
-    if (home && strcmp(path, "/usr/local/Ascend/driver/version.info") == 0) {
-        snprintf(ours, sizeof ours, "%s/version.info", home);
-        path = ours;
-    }
-    return next(path, resolved);
-}
-
-/* The name under which it is called by what was compiled with checks of sizes. */
-char *__realpath_chk(const char *path, char *resolved, size_t size)
-{
-    (void)size;
-    return realpath(path, resolved);
-}
-
-/* --- The library's pauses --------------------------------------------------------------------------------------------
- *
- * Its threads sleep for up to two seconds between two looks at something, and it waits for each of them when it ends: seconds
- * for every link that is closed, and tests close hundreds. So a pause of the library is at most this long. Those of everybody
- * else are left alone.
- */
-enum { LONGEST_MS = 20 };
-
-/* It takes no lock, unlike dladdr: the loader may hold its own while threads of the library start. */
-static int is_the_librarys(void *caller)
-{
-    struct dl_find_object found;
-    return _dl_find_object(caller, &found) == 0 && strstr(found.dlfo_link_map->l_name, "/memfabric_hybrid/lib/");
-}
-
-int nanosleep(const struct timespec *wanted, struct timespec *left)
-{
-    const struct timespec longest = {.tv_nsec = LONGEST_MS * 1000000};
-    int shorter = wanted->tv_sec > 0 || wanted->tv_nsec > longest.tv_nsec;
-    if (!shorter || !is_the_librarys(__builtin_return_address(0)))
-        return (errno = clock_nanosleep(CLOCK_REALTIME, 0, wanted, left)) ? -1 : 0;
-    return (errno = clock_nanosleep(CLOCK_REALTIME, 0, &longest, left)) ? -1 : 0;
-}
-
-int epoll_wait(int epoll, struct epoll_event *events, int most, int milliseconds)
-{
-    int shorter = milliseconds > LONGEST_MS && is_the_librarys(__builtin_return_address(0));
-    return epoll_pwait(epoll, events, most, shorter ? LONGEST_MS : milliseconds, NULL);
-}
-
-int poll(struct pollfd *polled, nfds_t count, int milliseconds)
-{
-    int shorter = milliseconds > LONGEST_MS && is_the_librarys(__builtin_return_address(0));
-    struct timespec pause = {.tv_sec = milliseconds / 1000, .tv_nsec = milliseconds % 1000 * 1000000};
-    if (shorter)
-        pause = (struct timespec){.tv_nsec = LONGEST_MS * 1000000};
-    return ppoll(polled, count, milliseconds < 0 ? NULL : &pause, NULL);
-}
-
-/* --- Memory ----------------------------------------------------------------------------------------------------------
- *
- * Memory of an NPU is at addresses from 16 TiB to 24 TiB, by which the library tells it from the host's. It has pages of
- * 2 MiB. An address of another process's memory is reserved here, and is only a number: it stands for that memory.
+ * Memory of an NPU is at addresses from 16 TiB to 24 TiB, by which the library tells it from the host's. It has
+ * pages of 2 MiB. An address of another process's memory is reserved here, and is only a number: it stands for that
+ * memory.
  */
 enum { PAGE = 2 << 20, MOST = 4096 };
 static const uint64_t FIRST = 16ull << 40, LAST = 24ull << 40;
@@ -220,7 +152,7 @@ int drvMemGetAttribute(uint64_t address, struct attributes *found)
     return OK;
 }
 
-/* --- Memory that one process names and another opens -----------------------------------------------------------------
+/* --- Memory that one process names and another opens -------------------------------------------------------------
  *
  * The library sends the name to its peer, which opens it. The name says where the memory is.
  */
@@ -246,14 +178,15 @@ int rtIpcOpenMemory(void **address, const char *name)
 
 int rtIpcCloseMemory(void *address) { return aclrtFree(address); }
 
-/* --- Copies ----------------------------------------------------------------------------------------------------------*/
+/* --- Copies ------------------------------------------------------------------------------------------------------ */
 
 /* Has the kernel copy bytes of this process from or to those of another; the other need not run for it. */
 static int copy(pid_t other, uint64_t here, uint64_t there, uint64_t size, int write)
 {
     while (size) {
         struct iovec near = {(void *)here, size}, far = {(void *)there, size};
-        ssize_t moved = write ? process_vm_writev(other, &near, 1, &far, 1, 0) : process_vm_readv(other, &near, 1, &far, 1, 0);
+        ssize_t moved = write ? process_vm_writev(other, &near, 1, &far, 1, 0)
+                              : process_vm_readv(other, &near, 1, &far, 1, 0);
         if (moved <= 0)
             return COPY_FAILED;
         here += moved;
@@ -285,10 +218,11 @@ int aclrtMemcpy(void *to, size_t most, const void *from, size_t size, int direct
     return OK;
 }
 
-/* --- Queues ----------------------------------------------------------------------------------------------------------
+/* --- Queues ------------------------------------------------------------------------------------------------------
  *
- * Each thread of the library has a queue, into which it puts one copy after the other. It then asks how far the queue is, and
- * whether a copy failed; if so, it asks which. Here, a copy is done when it is put there. A queue is used by its own thread.
+ * Each thread of the library has a queue, into which it puts one copy after the other. It then asks how far the
+ * queue is, and whether a copy failed; if so, it asks which. Here, a copy is done when it is put there. A queue is
+ * used by its own thread.
  */
 enum { QUEUES = 4096, DEPTH = 2048 };
 
@@ -404,7 +338,7 @@ int halCqReportRecv(uint32_t device, struct receiving *receiving)
     return OK;
 }
 
-/* --- The NPU ---------------------------------------------------------------------------------------------------------*/
+/* --- The NPU ----------------------------------------------------------------------------------------------------- */
 
 static _Thread_local int current;
 
@@ -464,14 +398,13 @@ int rtGetDeviceInfo(uint32_t device, int module, int what, int64_t *value)
     return what >= NUMBER && what <= POD ? OK : INVALID;
 }
 
-/* --- What succeeds without doing anything ----------------------------------------------------------------------------*/
+/* --- What succeeds without doing anything ------------------------------------------------------------------------ */
 #define NOTHING(name) \
     int name(void) { return OK; }
-/* clang-format off */
-NOTHING(dcmiv2_init) NOTHING(halResourceIdFree) NOTHING(halSqCqFree) NOTHING(rtIpcDestroyMemoryName) NOTHING(rtSetIpcMemorySuperPodPid) NOTHING(halResourceConfig)
-/* clang-format on */
+NOTHING(dcmiv2_init) NOTHING(halResourceConfig) NOTHING(halResourceIdFree) NOTHING(halSqCqFree)
+NOTHING(rtIpcDestroyMemoryName) NOTHING(rtSetIpcMemorySuperPodPid)
 
-/* --- What the library wants to find, and does not call to move bytes by SDMA ------------------------------------------*/
+/* --- What the library wants to find, and does not call to move bytes by SDMA ------------------------------------- */
 static void refuse(const char *name)
 {
     fprintf(stderr, "stand-in driver: MemFabric called %s, which is not stood in for\n", name);
@@ -480,7 +413,6 @@ static void refuse(const char *name)
 #define REFUSED(name) \
     int name(void) { refuse(#name); return INVALID; }
 int g_devmm_mem_dev = -1;
-/* clang-format off */
 REFUSED(aclrtBinaryGetFunction) REFUSED(aclrtBinaryLoadFromFile) REFUSED(aclrtCreateNotify) REFUSED(aclrtCreateStream)
 REFUSED(aclrtCreateStreamWithConfig) REFUSED(aclrtDestroyNotify) REFUSED(aclrtDestroyStream)
 REFUSED(aclrtDeviceEnablePeerAccess) REFUSED(aclrtGetCurrentContext) REFUSED(aclrtGetNotifyId)
@@ -505,4 +437,3 @@ REFUSED(RaSocketDeinit) REFUSED(RaSocketInit) REFUSED(RaSocketListenStart) REFUS
 REFUSED(RaSocketWhiteListAdd) REFUSED(RaSocketWhiteListDel) REFUSED(rtDisableP2P) REFUSED(rtEnableP2P)
 REFUSED(rtGetP2PStatus) REFUSED(rtMemcpyAsyncWithoutCheckKind)
 REFUSED(TsdOpen)
-/* clang-format on */

@@ -18,7 +18,7 @@ from pathlib import Path
 __all__ = ["Unbuilt", "environment"]
 
 HERE = Path(__file__).parent
-SOURCE = HERE / "driver.c"
+SOURCES = HERE / "driver.c", HERE / "preload.c"
 BUILT = HERE.parents[2] / "build" / "ascend-driver"
 LIBRARIES = ("ascend_hal", "ascendcl", "dcmi", "hccl", "hcomm", "nnopbase", "opapi", "ra", "runtime", "tsdclient")
 """Names, without ``lib`` and ``.so``, under which the library opens its parts."""
@@ -38,13 +38,13 @@ def environment() -> dict[str, str]:
     Raises:
         Unbuilt: There is no compiler of C, or it fails.
     """
-    home = BUILT / hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
+    home = BUILT / hashlib.sha256(b"".join(source.read_bytes() for source in SOURCES)).hexdigest()[:16]
     if not home.exists():
         _build(home)
     return {
         "ASCEND_HOME_PATH": str(home),
         "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [str(home / "lib64"), os.environ.get("LD_LIBRARY_PATH")])),
-        "LD_PRELOAD": " ".join(filter(None, [str(home / "driver.so"), os.environ.get("LD_PRELOAD")])),
+        "LD_PRELOAD": " ".join(filter(None, [str(home / "preload.so"), os.environ.get("LD_PRELOAD")])),
         "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, sys.path)]),
     }
 
@@ -58,10 +58,12 @@ def _build(home: Path) -> None:
     with tempfile.TemporaryDirectory(dir=BUILT) as folder:
         made = Path(folder) / "home"
         (made / "lib64").mkdir(parents=True)
-        command = [compiler, "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", str(SOURCE)]
-        done = subprocess.run([*command, "-o", str(made / "driver.so"), "-ldl"], capture_output=True, text=True)
-        if done.returncode != 0:
-            raise Unbuilt(f"{compiler} does not compile {SOURCE.name}: {done.stderr.strip()[-2000:]}")
+        for source in SOURCES:
+            command = [compiler, "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", str(source)]
+            target = made / f"{source.stem}.so"
+            done = subprocess.run([*command, "-o", str(target), "-ldl"], capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                raise Unbuilt(f"{compiler} does not compile {source.name}: {done.stderr.strip()[-2000:]}")
         for name in LIBRARIES:
             (made / "lib64" / f"lib{name}.so").symlink_to("../driver.so")
         (made / "version.info").write_text(VERSION)

@@ -122,11 +122,12 @@ third-party: $(DEV) ## Install a backend as a third party would, into a venv of 
 	for package in $(abspath examples/backend-shm examples/backend-procmem build/third-party/first); do cd $$package && $(abspath $(BIN))/mypy \
 	  --python-executable $(abspath build/third-party)/venv/bin/python --cache-dir $(abspath build/third-party)/mypy; done
 
-# Over the plugin's library; where that cannot run, over what stands in for it, which the last lines name.
+# Over the plugin's library; where that cannot run, over what stands in for it, which the last lines name. The kit's file
+# takes longest, so the others run beside it.
 CONFORM := $(PLUGINS:%=conform-%)
 .PHONY: $(CONFORM)
 $(CONFORM): conform-%: setup
-	$(BIN)/python -m pytest plugins/$*/tests $(ARGS)
+	$(BIN)/python -m pytest plugins/$*/tests $(or $(ARGS),--numprocesses=3 --dist=loadfile)
 
 release-check: $(DEV) ## Once a release: build every distribution from a clean tree, look into it, install and try it
 	$(BIN)/python -m tools.release_check $(ARGS)

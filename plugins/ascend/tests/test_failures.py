@@ -248,7 +248,7 @@ def test_version_that_lacks_something(make: Make, name: str) -> None:
     peer.kill()
 
 
-def remove(_: Backend, name: str) -> None:
+def remove(backend: Backend, name: str) -> None:
     """Runs in the process: its library loses something."""
     owner, _, attribute = name.partition(".")
     delattr(getattr(importlib.import_module("memfabric_hybrid"), owner), attribute)

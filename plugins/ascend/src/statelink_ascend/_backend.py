@@ -149,8 +149,8 @@ class AscendBackend(Backend):
         if reason:
             self.close()
             kept = _device not in (None, options.device_id)
-            cause = [f"this process was on device_id {_device}, and the library keeps to that"] if kept else missing()
-            cause = "; ".join([reason, *cause])
+            why = [f"this process was on device_id {_device}, and the library keeps to that"] if kept else missing()
+            cause = "; ".join([reason, *why])
             raise BackendUnavailableError("MemFabric's engine could not be started", cause=cause, **who)
 
     @classmethod

@@ -25,7 +25,7 @@ class Library:
         self.calls: list[tuple[Any, ...]] = []
         self.codes: dict[str, int] = {}
         self.port = 9999
-        self.TransDataOpType = SimpleNamespace(SDMA="sdma")
+        self.TransDataOpType = SimpleNamespace(SDMA="sdma", HOST_RDMA="host_rdma")
         self.TransferEngine = self
 
     def __call__(self) -> Library:
@@ -74,6 +74,17 @@ REGIONS = (Region(4096, 10, "npu:0"), Region(1 << 40, 1 << 30, "npu:0"), Region(
 def test_the_start(make: Callable[..., AscendBackend], library: Library) -> None:
     make("prefill", "::1")
     assert library.calls == [("initialize", "tcp://127.0.0.1:0", "[::1]:0", "Prefill", 0, "sdma", "Decode", "")]
+
+
+def test_host_memory_over_rdma(make: Callable[..., AscendBackend], library: Library) -> None:
+    """What is asked for; nothing here moves bytes by it."""
+    nic = "tcp://192.0.2.1:10002"
+    backend = make("prefill", data_op_type="HOST_RDMA", nic=nic)
+    backend.register((Region(4096, 10, "dram"), Region(1 << 40, 20, "npu:0")))
+    assert library.calls == [
+        ("initialize", "tcp://127.0.0.1:0", "127.0.0.1:0", "Prefill", 0, "host_rdma", "Decode", nic),
+        ("batch_register_memory", [4096, 1 << 40], [10, 20]),
+    ]
 
 
 @pytest.mark.parametrize("code", [-1, 7])

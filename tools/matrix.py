@@ -1,4 +1,4 @@
-"""The table of what moves over what, docs/matrix.md, made from the conformance kit's reports.
+"""The tables of what moves over what, docs/matrix.md, made from the conformance kit's reports.
 
 ``python -m tools.matrix REPORT`` says whether the page is what the reports say; ``--write`` makes it so.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -28,11 +28,17 @@ def backends() -> list[str]:
     return [*first, *(name for name in known if name not in first)]
 
 
-def render(reports: Sequence[Report]) -> str:
-    """Both tables; a state type that a backend's report does not have was not run."""
+def render(reports: Iterable[Report]) -> str:
+    """The tables; a state type that a backend's report does not have was not run.
+
+    The second one has what moved the bytes, of the runs that say so.
+    """
     found: dict[tuple[str, str, str], str] = {}
+    moved: dict[str, dict[str, None]] = {}
     for report in reports:
         for run in report.runs:
+            if run.states and run.moved_by:
+                moved.setdefault(run.backend, {})[run.moved_by] = None
             for each in run.states:
                 key = (each.type, run.backend, each.topology)
                 found[key] = max(found.get(key, "not run"), each.how, key=lambda how: RANK[how])
@@ -44,14 +50,9 @@ def render(reports: Sequence[Report]) -> str:
         cells = [cell({where: found.get((type, name, where), "not run") for where in topologies}) for name in columns]
         kind, _, layout = type.partition(", ")
         lines.append(f"| `{kind}`{', ' + layout if layout else ''} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *movers(reports)]) + "\n"
-
-
-def movers(reports: Iterable[Report]) -> list[str]:
-    """The table of what moved the bytes of each backend, by its test classes."""
-    found = {run.backend: run.moved_by for report in reports for run in report.runs if run.moved_by and run.states}
-    lines = [f"| {each} | {found.get(each, 'not said')} |" for each in backends()]
-    return ["| backend | bytes were moved by |", "|---|---|", *lines]
+    lines += ["", "| backend | what moved the bytes |", "|---|---|"]
+    lines += [f"| {name} | {'; '.join(sorted(moved[name]))} |" for name in columns if name in moved]
+    return "\n".join(lines) + "\n"
 
 
 def cell(found: dict[str, str]) -> str:
@@ -80,7 +81,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write the table into the page")
     parser.add_argument("--page", type=Path, default=PAGE)
     given = parser.parse_args()
-    table = render([msgspec.json.decode(path.read_bytes(), type=Report) for path in given.reports])
+    table = render(msgspec.json.decode(path.read_bytes(), type=Report) for path in given.reports)
     before, present, after = parts(given.page.read_text())
     if given.write:
         given.page.write_text(f"{before}\n{table}\n{after}")

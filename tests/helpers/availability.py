@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import os
 import subprocess
 import sys
@@ -22,14 +21,6 @@ def environment_of(backend: str) -> dict[str, str]:
     if backend not in SIMULATED or not problem_of(backend):
         return {}
     return {"PYTHONPATH": os.pathsep.join([str(PLUGINS / backend / "simulator"), *filter(None, sys.path)])}
-
-
-def release_of(distribution: str) -> str:
-    """The installed version of a library, for reports."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import importlib.util
 import os
 
 import pytest
@@ -43,5 +44,6 @@ def allocator() -> str:
 
 def moved_by() -> str:
     """What moves the bytes, for reports."""
-    release = importlib.metadata.version("memfabric-hybrid")
+    installed = importlib.util.find_spec("memfabric_hybrid") is not None
+    release = importlib.metadata.version("memfabric-hybrid") if installed else "(not installed)"
     return f"MemFabric {release}, over {'a stand-in for the driver of an NPU' if environment() else 'an NPU'}"

@@ -126,7 +126,7 @@ def test_decode_waits_until_a_prefill_has_come(make: Make) -> None:
 def test_memory_that_a_peer_never_registered(make: Make) -> None:
     """Its region table says more than its library knows: the refusal is the library's, and nothing moved."""
     prefill, decode = make("prefill"), make("decode", (8 * MIB,))
-    prefill.open("prefill", connect_timeout=0.3)
+    prefill.open("prefill", connect_timeout=3.0)
     decode.construct("decode")
     first = decode.regions[0]
     decode.register([Region(first.address, 100, "npu:0")])

@@ -35,7 +35,8 @@ PACKAGES = {
 """Shared libraries that builds of Mooncake need from the system, and their Debian packages."""
 
 MEMORY, SYNC = "batch_register_memory batch_unregister_memory", "batch_transfer_sync_write batch_transfer_sync_read"
-NEEDED = {"TransferEngine": f"initialize get_rpc_port get_local_topology send_probe {MEMORY} {SYNC}"}
+ASYNC = "batch_transfer_async_write get_batch_transfer_status transfer_submit_write transfer_check_status"
+NEEDED = {"TransferEngine": f"initialize get_rpc_port get_local_topology send_probe {MEMORY} {SYNC} {ASYNC}"}
 
 _setup = threading.Lock()
 

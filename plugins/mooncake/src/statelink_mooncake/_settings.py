@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 
-__all__ = ["ENTRIES", "Unusable", "apply"]
+__all__ = ["ENTRIES", "Unusable", "apply", "transfer_seconds"]
 
 ENTRIES = 1024
 """How many entries the library's TCP transport takes to a peer, unless it is told otherwise."""
@@ -44,3 +45,12 @@ def apply(settings: Mapping[str, str]) -> None:
     os.environ.update(wanted)
     # Without this, each engine prints a dozen lines.
     os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
+
+
+def transfer_seconds() -> int:
+    """After how many seconds an engine that starts here gives up a transfer: as it reads that itself, 5 at least."""
+    written = os.environ.get("MC_TRANSFER_TIMEOUT")
+    if written is None:
+        return 30
+    digits = re.match(r"\s*\d+", written)
+    return max(5, int(digits[0]) if digits else 0)

@@ -91,6 +91,7 @@ class MooncakeBackend(Backend):
             raise BackendUnavailableError(
                 "Mooncake's engine could not be started",
                 cause=f"it returned {status}, and printed why to standard error",
+                hint=f"over TCP, it needs two free ports of {context.options.port}" if context.options.port else "",
                 backend=self.name,
                 library=self._library.version,
                 host=context.host,

@@ -57,7 +57,7 @@ class Library:
                 settings in ``options``.
         """
         with _setup:
-            apply(options.mc)
+            apply(options.settings)
             module = importlib.import_module("mooncake.engine")
         lacks = lacking(module, NEEDED)
         if lacks:

@@ -34,7 +34,8 @@ def apply(settings: Mapping[str, str]) -> None:
         differ = [name for name, value in wanted.items() if os.environ.get(name) != value]
         if differ:
             reason = f"Mooncake was imported with another {', '.join(differ)}, and reads it once for the whole process"
-            raise Unusable(reason, "give all links of a process the same `mc`, and open one before you import Mooncake")
+            hint = "give all links of a process the same `port` and `mc`, and open one before Mooncake is imported"
+            raise Unusable(reason, hint)
     elif wanted.get("MC_LOG_DIR", os.environ.get("MC_LOG_DIR")) is not None:
         # With it, version 0.3.13 starts its logging twice, and its import ends the process with SIGABRT.
         raise Unusable("Mooncake ends the process when it is imported with MC_LOG_DIR set", "unset MC_LOG_DIR")

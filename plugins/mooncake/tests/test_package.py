@@ -86,6 +86,25 @@ def test_probe_without_shared_libraries(monkeypatch: pytest.MonkeyPatch) -> None
     assert probe.hint == "sudo apt-get install -y libibverbs1 libnuma1"
 
 
+@pytest.mark.parametrize("library", ["libcuda.so.1", "libcudart.so.13"])
+def test_probe_of_a_build_for_another_machine(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where CUDA or the driver is missing, it names the builds."""
+
+    class Broken:
+        def find_spec(self, name: str, *args: object) -> None:
+            if name.startswith("mooncake"):
+                raise ImportError(f"{library}: cannot open shared object file: No such file or directory")
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mooncake"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    probe = MooncakeBackend.probe(Options())
+    assert not probe.ok
+    assert f"its import fails: {library}: cannot open" in probe.reason
+    assert probe.hint.startswith("a build for CUDA needs that version of CUDA, and NVIDIA's driver.")
+    assert "pip install mooncake-transfer-engine-non-cuda" in probe.hint
+
+
 @needs_mooncake
 def test_version_that_lacks_something(monkeypatch: pytest.MonkeyPatch) -> None:
     from mooncake import engine

@@ -22,7 +22,7 @@ __all__ = ["BUILDS", "PACKAGES", "Library", "absent", "forced_tcp", "loads"]
 
 BUILDS = (
     "pip install mooncake-transfer-engine-non-cuda; where memory is CUDA's, mooncake-transfer-engine for CUDA 12, "
-    "or mooncake-transfer-engine-cuda13 for CUDA 13"
+    "or mooncake-transfer-engine-cuda13 for CUDA 13; the plugin's README names builds for other machines"
 )
 """A hint: every build installs the same module, so exactly one has to be chosen."""
 PACKAGES = {
@@ -99,6 +99,8 @@ def absent(error: Exception) -> tuple[str, str]:
     if isinstance(error, ModuleNotFoundError) and error.name in ("mooncake", "mooncake.engine"):
         return "Mooncake's TransferEngine is not installed", BUILDS
     reason = f"Mooncake is installed, and its import fails: {error}"
+    if "libcuda" in str(error):  # the runtime of one version of CUDA, or NVIDIA's driver
+        return reason, f"a build for CUDA needs that version of CUDA, and NVIDIA's driver. Other builds: {BUILDS}"
     missing = [package for library, package in PACKAGES.items() if not loads(library)]
     if missing and "cannot open shared object file" in str(error):
         return reason, f"sudo apt-get install -y {' '.join(missing)}"

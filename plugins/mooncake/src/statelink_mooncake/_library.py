@@ -70,7 +70,7 @@ class Library:
     @property
     def cuda(self) -> bool:
         """Whether this build knows CUDA memory, by its name."""
-        return not self.distribution.endswith("non-cuda")
+        return not self.distribution.endswith(("non-cuda", "npu"))
 
     def engine(self, host: str, options: Options) -> tuple[Any, int]:
         """An engine at ``host``, and its status: 0 if it listens."""

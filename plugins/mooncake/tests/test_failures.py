@@ -92,7 +92,6 @@ def test_no_batch_waits_while_a_session_is_opened(world: World, monkeypatch: pyt
     late = Peer(MooncakeBackend, "late", LAYOUT)
     late.ready()
     real = library.TransferEngine.batch_transfer_sync_write
-
     began = threading.Event()
 
     def stop_first(engine: object, session: str, *columns: list[int]) -> int:

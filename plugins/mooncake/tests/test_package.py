@@ -120,6 +120,19 @@ def test_version_that_lacks_something(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_mooncake
+@pytest.mark.parametrize(
+    ("version", "ok"), [("0.3.9", False), ("0.3.12.post1", False), ("0.3.13", True), ("0.10.0", True)]
+)
+def test_release_that_reports_writes_too_early(version: str, ok: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    probe = MooncakeBackend.probe(Options())
+    assert probe.ok is ok
+    if not ok:
+        assert probe.reason.endswith(f"{version} reports a write over TCP as done before its bytes are there")
+        assert probe.hint == "install 0.3.13 or newer, on both sides"
+
+
+@needs_mooncake
 def test_probe() -> None:
     assert HERE.reason.startswith("mooncake-transfer-engine")
     assert HERE.details["library"] in HERE.reason

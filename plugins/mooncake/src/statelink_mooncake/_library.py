@@ -7,6 +7,7 @@ import importlib
 import importlib.metadata
 import json
 import os
+import re
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,10 @@ MEMORY, SYNC = "batch_register_memory batch_unregister_memory", "batch_transfer_
 ASYNC = "batch_transfer_async_write get_batch_transfer_status transfer_submit_write transfer_check_status"
 NEEDED = {"TransferEngine": f"initialize get_rpc_port get_local_topology send_probe {MEMORY} {SYNC} {ASYNC}"}
 
+OLDEST = 0, 3, 13
+"""The first release whose TCP transport waits for the peer's word that the bytes of a write are in its memory."""
+RELEASE = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+
 _setup = threading.Lock()
 
 
@@ -65,7 +70,13 @@ class Library:
         self._engine: Any = module.TransferEngine
         found = importlib.metadata.packages_distributions().get("mooncake", ())
         self.distribution = found[0] if found else "mooncake"
-        self.version = f"{self.distribution} {importlib.metadata.version(found[0])}" if found else "mooncake"
+        version = importlib.metadata.version(found[0]) if found else ""
+        self.version = f"{self.distribution} {version}".strip()
+        read = RELEASE.match(version)
+        if read and tuple(map(int, read.groups())) < OLDEST:
+            oldest = ".".join(map(str, OLDEST))
+            reason = f"{self.version} reports a write over TCP as done before its bytes are there"
+            raise Unusable(reason, f"install {oldest} or newer, on both sides")
 
     @property
     def cuda(self) -> bool:

@@ -59,7 +59,7 @@ def test_probe_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     # The extras bring the same ones.
     required = "".join(importlib.metadata.requires("statelink-mooncake") or ())
     for build in builds:
-        assert f"{build}<" in required
+        assert f"{build}<0.3.14" in required
 
 
 def test_probe_without_shared_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_version_that_lacks_something(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_mooncake
 @pytest.mark.parametrize(
-    ("version", "ok"), [("0.3.9", False), ("0.3.12.post1", False), ("0.3.13", True), ("0.10.0", True)]
+    ("version", "ok"), [("0.3.9", False), ("0.3.11.post1", False), ("0.3.12", True), ("0.10.0", True)]
 )
 def test_release_that_reports_writes_too_early(version: str, ok: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
@@ -129,7 +129,7 @@ def test_release_that_reports_writes_too_early(version: str, ok: bool, monkeypat
     assert probe.ok is ok
     if not ok:
         assert probe.reason.endswith(f"{version} reports a write over TCP as done before its bytes are there")
-        assert probe.hint == "install 0.3.13 or newer, on both sides"
+        assert probe.hint == "install a newer one, on both sides"
 
 
 @needs_mooncake

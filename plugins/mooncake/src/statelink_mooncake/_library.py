@@ -39,7 +39,7 @@ MEMORY, SYNC = "batch_register_memory batch_unregister_memory", "batch_transfer_
 ASYNC = "batch_transfer_async_write get_batch_transfer_status transfer_submit_write transfer_check_status"
 NEEDED = {"TransferEngine": f"initialize get_rpc_port get_local_topology send_probe {MEMORY} {SYNC} {ASYNC}"}
 
-OLDEST = 0, 3, 13
+OLDEST = 0, 3, 12
 """The first release whose TCP transport waits for the peer's word that the bytes of a write are in its memory."""
 RELEASE = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
@@ -74,9 +74,8 @@ class Library:
         self.version = f"{self.distribution} {version}".strip()
         read = RELEASE.match(version)
         if read and tuple(map(int, read.groups())) < OLDEST:
-            oldest = ".".join(map(str, OLDEST))
             reason = f"{self.version} reports a write over TCP as done before its bytes are there"
-            raise Unusable(reason, f"install {oldest} or newer, on both sides")
+            raise Unusable(reason, "install a newer one, on both sides")
 
     @property
     def cuda(self) -> bool:

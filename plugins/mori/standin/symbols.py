@@ -1,7 +1,7 @@
 """Writes what MoRI's shared objects want of libraries that are not here: ``symbols.py PACKAGE FOLDER``.
 
-``FOLDER/stubs.c`` defines every symbol that no object of the package and no library of the system defines: functions that
-return zero, and empty objects. They are weak, so what card.h and machine.c are about takes precedence.
+``FOLDER/stubs.c`` defines every symbol that no object of the package and no library of the system defines: functions
+that return zero, and empty objects. They are weak, so the functions of the other sources take precedence.
 ``FOLDER/stubs.map`` gives each the version under which it is looked up. ``FOLDER/names`` lists the names of the absent
 libraries. The standard library and binutils are enough for this.
 """
@@ -40,7 +40,7 @@ def symbols(path: str) -> Iterator[Symbol]:
 
 
 def loaded(path: str) -> dict[str, str]:
-    """The libraries that the loader loads with an object: their names, and where they are; empty if they are nowhere."""
+    """The libraries that the loader loads with an object, by name: where each is, or an empty text."""
     said = subprocess.run(["ldd", path], capture_output=True, text=True, check=True).stdout
     found = re.findall(r"^\s+(\S+) => (not found|\S+)", said, re.MULTILINE)
     return {name: "" if where == "not found" else where for name, where in found}
@@ -71,7 +71,9 @@ def main(package: str, folder: Path) -> None:
         for name, each in sorted(wanted.items())
     ]
     (folder / "stubs.c").write_text("\n".join(lines) + "\n")
-    blocks = [f"{version} {{ global: {'; '.join(sorted(each))}; }};" for version, each in sorted(versions.items()) if version]
+    blocks = [
+        f"{version} {{ global: {'; '.join(sorted(each))}; }};" for version, each in sorted(versions.items()) if version
+    ]
     (folder / "stubs.map").write_text("\n".join(blocks) + "\n")
     (folder / "names").write_text("\n".join(sorted(absent)) + "\n")
 

@@ -46,7 +46,6 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Pa
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MORI_SIM_HOLD", str(folder / "hold"))
         patch.setenv("MORI_SIM_BREAK", str(folder / "broken"))
-        patch.setenv("MORI_SIM_TCP", "1")
         yield folder / "hold", folder / "broken"
 
 

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from plugins.mori.tests.world import LAYOUT, SIZE, World, batch, blocks, serves
+from plugins.mori.tests.world import World, batch, serves
 from tests.helpers.backend_peer import Peer, finish, make, move
 
-from statelink.backend import Batch
 from statelink.errors import TransferError
 from statelink_mori import MoriBackend
 
@@ -245,25 +244,3 @@ def test_threads(world: World, mortal: Peer) -> None:
     assert not errors
     for peer in (world.peer, mortal):
         assert np.array_equal(peer.arrays[0][:4096], world.memory.arrays[0][:4096])
-
-
-def test_tcp_peers_that_stop_and_die(world: World) -> None:
-    """Over TCP an operation times out; the next one connects by itself, and the peer is not lost."""
-    options = {"backends": {"TCP": {"op_timeout_ms": 2000}}}
-    peer = Peer(MoriBackend, "far", LAYOUT, options).ready()
-    backend = make(MoriBackend, "near", options)
-    backend.register(world.memory.regions)
-    backend.connect("far", peer.descriptor, peer.regions)
-    there = world._replace(backend=backend)
-    serves(there, peer)
-    peer.stop()
-    # What has timed out may still land, also after the next operation. So it does not go where that one does.
-    late = Batch(blocks(world.memory, peer.regions, at=SIZE // 2), 1, 1)
-    transfer = finish(backend, backend.submit("far", late))
-    assert transfer.outcome == (False, "ERR_BAD_STATE: TCP: operation timeout", False)
-    peer.go_on()
-    serves(there, peer)
-    peer.kill()
-    transfer = finish(backend, backend.submit("far", batch(world, peer)))
-    assert transfer.outcome == (False, "ERR_BAD_STATE: TCP: connection lost", False)
-    backend.close()

@@ -41,7 +41,7 @@ class TestPackage(PackageTests):
         {"transport": "RDMA"},
         {"backends": {}},
         {"backends": {"FABRIC": {}}},
-        {"backends": {"RDMA": {}, "TCP": {}}},
+        {"backends": {"TCP": {}}},
         {"backends": {"RDMA": {"enable_notification": True}}},
         {"backends": {"RDMA": {"qp_per_transfer": [1]}}},
         {"backends": {"RDMA": {"poll_cq_mode": "EVENT"}}},
@@ -83,19 +83,19 @@ NEEDS = {
 }
 
 
-@pytest.mark.parametrize("transport", ["RDMA", "XGMI", "TCP"])
+@pytest.mark.parametrize("transport", ["RDMA", "XGMI"])
 def test_machine_without_anything(machine: Path, transport: str) -> None:
     probe = MoriBackend.probe(of(backends={transport: {}}))
     assert not probe.ok
-    rdma, gpus = transport == "RDMA", transport != "TCP"
+    rdma = transport == "RDMA"
     clauses = [
         f"MoRI is not installed. For {transport}, this machine lacks: the Python package mori is not installed "
         "(it is on no package index: build it from ROCm/mori)",
         "the Python package torch is not installed, and mori imports it",
         "libamdhip64.so cannot be loaded",
         *(["librocm_smi64.so cannot be loaded", "libibverbs.so.1 cannot be loaded"] if rdma else []),
-        *([f"there is no {machine / 'dev/kfd'}: no AMD GPU, or its driver is not loaded or not visible here"] * gpus),
-        *([NEEDS[transport]] if gpus else []),
+        f"there is no {machine / 'dev/kfd'}: no AMD GPU, or its driver is not loaded or not visible here",
+        NEEDS[transport],
         *(["no RDMA port is active"] if rdma else []),
     ]
     assert probe.reason.split("; ") == clauses
@@ -175,8 +175,7 @@ def test_event_polling_by_the_environment(monkeypatch: pytest.MonkeyPatch, value
 @pytest.mark.usefixtures("simulated")
 def test_event_polling_is_of_rdma_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MORI_IO_POLL_CQ_MODE", "event")
-    monkeypatch.setenv("MORI_SIM_TCP", "1")
-    assert MoriBackend.probe(of(backends={"TCP": {}})).ok
+    assert MoriBackend.probe(of(backends={"XGMI": {}})).ok
 
 
 @pytest.mark.usefixtures("simulated")
@@ -190,14 +189,12 @@ def test_event_polling_is_of_rdma_alone(monkeypatch: pytest.MonkeyPatch) -> None
         (["XGMI"], None, False, ["cuda:0"], "xgmi"),
         (["XGMI", "RDMA"], None, False, ["dram", "cuda:0"], UNKNOWN),
         (["XGMI", "RDMA"], None, True, ["cuda:0"], "rdma"),
-        (["XGMI", "TCP"], None, False, ["dram", "dram"], "tcp"),
     ],
 )
 def test_the_transport_that_is_left(
     monkeypatch: pytest.MonkeyPatch, backends: list[str], auto: str | None, apart: bool, kinds: list[str], word: str
 ) -> None:
     monkeypatch.delenv("MORI_DISABLE_AUTO_XGMI", raising=False)
-    monkeypatch.setenv("MORI_SIM_TCP", "1")
     if auto is not None:
         monkeypatch.setenv("MORI_DISABLE_AUTO_XGMI", auto)
     options: dict[str, Any] = {"backends": {name: {} for name in backends}}
@@ -223,14 +220,12 @@ def test_the_transport_that_is_left(
     [
         ({}, {"MORI_SIM_GPUS": "0"}, r"does not start here: .*no GPU \(exit status 255\)"),
         ({}, {"MORI_SIM_PORTS": "0"}, r"RuntimeError: no active RDMA device on this host.*\(exit status 1\)"),
-        ({"backends": {"TCP": {}}}, {}, "this MoRI has no TCP transport: mori.io has no TcpBackendConfig"),
         (
             {"backends": {"RDMA": {"pigeons": 1}}},
             {},
             r"TypeError: __init__\(\): incompatible constructor arguments\. .*Invoked with: kwargs: pigeons=1",
         ),
         ({"backends": {"RDMA": {"qp_per_transfer": 0}}}, {}, "RuntimeError: .*must be at least 1"),
-        ({"backends": {"TCP": {"num_data_conns": 17}}}, {"MORI_SIM_TCP": "1"}, "ValueError: TCP numDataConns must be"),
         ({}, {"MORI_SIM_PORTS": "0", "MORI_DISABLE_AUTO_XGMI": "0"}, "no RDMA port is active, and MORI_DISABLE_AUTO"),
         (
             {},

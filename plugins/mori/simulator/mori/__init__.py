@@ -10,7 +10,6 @@ The machine is described by environment variables that the real library does not
 * ``MORI_SIM_GPUS`` (2) and ``MORI_SIM_PORTS`` (1): GPUs that ROCm reports, and RDMA ports that are active.
 * ``MORI_SIM_NUMA_NODES`` (1): NUMA nodes, over which an engine's memories are dealt out in turn.
 * ``MORI_SIM_MEMLOCK`` (no limit): bytes that a process may pin.
-* ``MORI_SIM_TCP`` (unset): ``1`` for the branch that has the TCP transport.
 * ``MORI_SIM_DELAY_MS`` (0.3): how long after its submission an operation moves its bytes.
 * ``MORI_SIM_HOLD``: a file; while it exists, no byte moves.
 * ``MORI_SIM_LACKS``: names that this build does not have, such as ``IOEngine.create_session``, separated by commas.

@@ -105,25 +105,6 @@ class XgmiBackendConfig(_Checked):
     num_events: int = 64
 
 
-@_bound
-@dataclass(eq=False)
-class TcpBackendConfig(_Checked):
-    sock_sndbuf_bytes: int = 32 << 20
-    sock_rcvbuf_bytes: int = 32 << 20
-    op_timeout_ms: int = 30000
-    enable_keepalive: bool = True
-    keepalive_idle_sec: int = 30
-    keepalive_intvl_sec: int = 10
-    keepalive_cnt: int = 3
-    enable_ctrl_nodelay: bool = True
-    num_data_conns: int = 8
-    striping_threshold_bytes: int = 65536
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.num_data_conns <= 16:
-            raise ValueError("TCP numDataConns must be in [1, 16]")
-
-
 _ENVIRONMENT = {
     "qp_per_transfer": "MORI_IO_QP_PER_TRANSFER",
     "post_batch_size": "MORI_IO_POST_BATCH_SIZE",

@@ -15,7 +15,6 @@ from ._configs import BackendType, IOEngineConfig, MemoryLocationType, RdmaBacke
 from ._descs import EngineDesc, MemoryDesc, made
 from ._memory import Table
 from ._onesided import Rdma, Xgmi
-from ._tcp import Tcp
 
 if TYPE_CHECKING:
     from ._host import U64
@@ -34,14 +33,14 @@ class Core:
         self.node = os.environ.get("MORI_NODE_ID") or socket.gethostname()
 
     def select(self, local: MemoryDesc, remote: MemoryDesc) -> Any:
-        """XGMI if it can, else RDMA if it knows the engine, else TCP."""
+        """XGMI if it can, else RDMA if it knows the engine."""
         xgmi = self.backends.get(BackendType.XGMI)
         if xgmi is not None and Xgmi.can(local, remote, xgmi.remotes.get(remote.engine_key), self.node):
             return xgmi
         rdma = self.backends.get(BackendType.RDMA)
         if rdma is not None and remote.engine_key in rdma.remotes:
             return rdma
-        return self.backends.get(BackendType.TCP)
+        return None
 
     def wait(self) -> None:
         """Until the bytes of an operation may move, or the engine is destroyed."""
@@ -91,8 +90,6 @@ class IOEngine:
                 core.backends.setdefault(BackendType.XGMI, Xgmi(core))
         elif type is BackendType.XGMI:
             core.backends[type] = Xgmi(core)
-        elif type is BackendType.TCP and _host.has_tcp():
-            core.backends[type] = Tcp(core, config)
         elif type is BackendType.FABRIC:
             return  # its memory cannot be had here
         elif config is None:

@@ -43,10 +43,6 @@ def memlock() -> float:
     return float(os.environ.get("MORI_SIM_MEMLOCK", "inf"))
 
 
-def has_tcp() -> bool:
-    return os.environ.get("MORI_SIM_TCP", "") not in ("", "0")
-
-
 def lacks() -> list[str]:
     return [name for name in os.environ.get("MORI_SIM_LACKS", "").split(",") if name]
 
@@ -97,24 +93,6 @@ def read(pid: int, address: int, nbytes: int) -> bytes:
 def mapped(pid: int, address: int, nbytes: int) -> bool:
     """Whether memory of a process is there, as far as its first and last byte tell."""
     return all(read(pid, each, 1) for each in (address, address + nbytes - 1))
-
-
-def gather(here: U64, nbytes: U64) -> bytes:
-    """Blocks of this process, one after the other; empty if they cannot be read."""
-    buffer = np.empty(int(nbytes.sum()), np.uint8)
-    problem = copy(os.getpid(), _along(buffer, nbytes), here, nbytes, write=False)
-    return b"" if problem else buffer.tobytes()
-
-
-def scatter(raw: bytes, there: U64, nbytes: U64) -> str:
-    """The same back: what went wrong, empty if nothing did."""
-    buffer = np.frombuffer(raw, np.uint8)
-    return copy(os.getpid(), _along(buffer, nbytes), there, nbytes, write=True)
-
-
-def _along(buffer: npt.NDArray[np.uint8], nbytes: U64) -> U64:
-    starts: U64 = np.cumsum(nbytes, dtype=np.uint64) - nbytes + np.uint64(buffer.ctypes.data)
-    return starts
 
 
 def _one(value: int) -> U64:

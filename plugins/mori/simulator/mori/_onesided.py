@@ -34,9 +34,6 @@ HINT = " Hint: check that the peer is alive and its memory is registered"
 class Backend:
     """What the transports have in common: a thread that does what was submitted, later."""
 
-    paced = True
-    """Whether the thread is what moves the bytes."""
-
     def __init__(self, core: Core) -> None:
         self.core = core
         self.memories: dict[int, MemoryDesc] = {}
@@ -55,8 +52,7 @@ class Backend:
 
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:
-            if self.paced:
-                self.core.wait()
+            self.core.wait()
             if not self.core.running:
                 return
             job()
@@ -92,7 +88,7 @@ class Rdma(Backend):
         except OSError:
             address = "255.255.255.255"  # what inet_addr() says of whatever it does not understand
         try:
-            self._server = _sockets.Server(address, core.config.port, lambda message: None)
+            self._server = _sockets.Server(address, core.config.port)
         except OSError as error:
             _host.leave(f"listen on {core.config.host}:{core.config.port}: {error}")
         core.config.port = self._server.port

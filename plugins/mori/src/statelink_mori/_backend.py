@@ -84,17 +84,13 @@ class MoriBackend(PostingBackend[_Peer]):
         # The library cannot cancel. A transfer continues until it ends, or until the process that posted it ends.
         source=Fence.MOVER,
         target=Fence.MOVER,
-        # The size of a send queue. Over TCP, a peer drops its connection at about 65,500 blocks.
-        max_blocks=8192,
+        max_blocks=8192,  # the size of a send queue
         max_bytes=64 << 20,
         max_transfers=2,
         joins_rooms=True,
         thread_safe=True,
         stalled_peers=0,  # one lock guards the library, and a full send queue waits under it
         single_process=True,
-        # Over TCP, eight connections hold up to 512 MiB of a dead writer. A process with little CPU time reads 100
-        # MB/s.
-        landing_seconds=5.0,
         priority=70,  # it runs only on special hardware, which was bought for this
     )
     strategies: ClassVar = {"*": DIRECT}
@@ -144,7 +140,7 @@ class MoriBackend(PostingBackend[_Peer]):
 
     @classmethod
     def transports(cls, options: Any) -> frozenset[str]:
-        """``rdma``, ``xgmi`` and ``tcp``, as far as the options name them, or the environment adds XGMI."""
+        """``rdma`` and ``xgmi``, as far as the options name them, or the environment adds XGMI."""
         return frozenset(options.transports)
 
     @classmethod
@@ -170,11 +166,11 @@ class MoriBackend(PostingBackend[_Peer]):
         """Make sessions. While RDMA connects and fetches keys, up to 5 s, no Python thread of this process runs.
 
         RDMA pins memory. If memory cannot be pinned here, the library ends this process. If it cannot be pinned at the
-        peer, it ends the peer's process. TCP makes no contact before the first transfer.
+        peer, it ends the peer's process.
         """
         with self._lock:
             engine = self._open()
-            offered = Offer.decode(descriptor, peer, regions, engine, self._library, self._options)
+            offered = Offer.decode(descriptor, peer, regions, self._library, self._options)
             if offered.engine.key == engine.desc.key:
                 raise unreachable("MoRI", peer, "a link cannot connect to itself", backend=self.name)
             self._ledger.make_room(peer)

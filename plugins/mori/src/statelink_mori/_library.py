@@ -81,7 +81,6 @@ class Engine:
         io: The library's engine.
         desc: Its descriptor.
         memories: The descriptor of each memory, in the order of the region table.
-        data_conns: Connections to a peer over TCP; 0 without TCP.
 
     Raises:
         BackendUnavailableError: The library refuses to start, or the port is taken.
@@ -100,7 +99,6 @@ class Engine:
                 with socket.socket() as free:
                     free.bind((host, port))  # the library ends the process if the port is taken
             configs = [library.config(name, parameters) for name, parameters in options.backends.items()]
-            self.data_conns: int = sum(getattr(config, "num_data_conns", 0) for _, config in configs)
             self.io: Any = library.io.IOEngine(key, library.io.IOEngineConfig(host=host, port=port))
             for kind, config in configs:
                 self.io.create_backend(kind, config)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .. import _host
 from .._configs import (
     BackendType,
@@ -13,7 +11,6 @@ from .._configs import (
     RdmaBackendConfig,
     XgmiBackendConfig,
 )
-from .._configs import TcpBackendConfig as _TcpBackendConfig
 from .._descs import EngineDesc, MemoryDesc
 from .._engine import IOEngine, IOEngineSession
 from .._status import StatusCode
@@ -31,13 +28,6 @@ __all__ = [
     "StatusCode",
     "XgmiBackendConfig",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """One name that only the branch has."""
-    if name == "TcpBackendConfig" and _host.has_tcp():
-        return _TcpBackendConfig
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 for _name in _host.lacks():

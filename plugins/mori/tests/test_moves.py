@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from plugins.mori.tests.world import simulator_only
 from tests.helpers import backend_peer
 from tests.helpers.backend_peer import MIB, Pair, connected, move
 
@@ -28,11 +29,9 @@ TRANSPORTS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.fixture(scope="module", params=list(TRANSPORTS))
-def world(request: pytest.FixtureRequest, simulator: bool) -> Iterator[Pair]:
+@pytest.fixture(scope="module", params=["RDMA", pytest.param("XGMI", marks=simulator_only("two GPUs"))])
+def world(request: pytest.FixtureRequest) -> Iterator[Pair]:
     options, kind = TRANSPORTS[request.param]
-    if not simulator and request.param != "RDMA":
-        pytest.skip("with the real library, host memory over RDMA is tested")
     with connected(MoriBackend, request.param, options, LAYOUT, kind) as pair:
         yield pair
     assert pair.peer.end() == (0, "")

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import pytest
-from plugins.mori.tests.world import LAYOUT, SIZE, World, batch, serves
+from plugins.mori.tests.world import (
+    LAYOUT,
+    SIZE,
+    World,
+    batch,
+    changes_the_card,
+    fill,
+    serves,
+    short_queue,
+    simulator_only,
+)
 from tests.helpers.backend_peer import Peer, finish, make
 
 from statelink.backend import Batch, Blocks, Region, pack_descriptors, unpack_descriptors
@@ -20,9 +30,6 @@ from statelink_mori import MoriBackend
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-pytestmark = pytest.mark.usefixtures("simulated")
 
 
 def test_memory_that_is_not_there(world: World, tmp_path: Path) -> None:
@@ -42,8 +49,10 @@ def test_memory_that_is_not_there(world: World, tmp_path: Path) -> None:
     backend.close()
 
 
-def test_a_peer_whose_memory_cannot_be_pinned(world: World, mortal: Peer) -> None:
+@changes_the_card
+def test_a_peer_whose_memory_cannot_be_pinned(world: World) -> None:
     """Connecting ends its process, not ours; the error says what it may have been, and others are served."""
+    mortal = Peer(MoriBackend, "mortal", LAYOUT).ready()
     os.truncate(mortal.worker.arena.path, SIZE)  # nothing is behind its second region any more
     backend = make(MoriBackend, "fatal")
     backend.register(world.memory.regions)
@@ -55,6 +64,7 @@ def test_a_peer_whose_memory_cannot_be_pinned(world: World, mortal: Peer) -> Non
     backend.close()
 
 
+@simulator_only("two GPUs")
 def test_pairs_that_no_transport_serves(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"backends": {"XGMI": {}}}
     peer = Peer(MoriBackend, "gpus", LAYOUT, options, "cuda:0").ready()
@@ -86,8 +96,9 @@ def test_peers_of_another_transport(world: World) -> None:
 def with_unknown_memory(peer: Peer) -> bytes:
     """A peer's descriptor with a memory that its library does not know, or not any more."""
     head, engine, (first, second) = unpack_descriptors(peer.descriptor, nested=True)
-    key, _, *rest = msgspec.msgpack.decode(first or b"")
-    return pack_descriptors([head, engine, [msgspec.msgpack.encode([key, 77, *rest]), second]])
+    values = msgspec.msgpack.decode(first or b"")
+    values[1] = 77  # the memory's number
+    return pack_descriptors([head, engine, [msgspec.msgpack.encode(values), second]])
 
 
 def test_memory_that_the_peer_does_not_know(world: World) -> None:
@@ -98,33 +109,44 @@ def test_memory_that_the_peer_does_not_know(world: World) -> None:
     serves(world)
 
 
-def test_what_the_library_refuses_of_a_batch(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a status that has failed when the call returns, or after the caller stood before a full queue."""
-    from mori import simulated
-
-    monkeypatch.setattr(simulated, "MAX_MSG", 1000)
-    outcome = world.backend.submit("steady", batch(world)).outcome
-    said = "ERR_INVALID_ARGS: merged RDMA WR of 4096 bytes exceeds local max_msg_sz 1000"
-    assert outcome == (False, said, False)
-    monkeypatch.undo()
+@changes_the_card
+def test_a_request_that_is_larger_than_the_card_takes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The status that the library returns has failed when the call returns."""
+    with monkeypatch.context() as patch:
+        patch.setenv("MORI_SIM_MAX_MSG", "1000")
+        backend = make(MoriBackend, "short")
+        backend.register(world.memory.regions)
+        backend.connect("steady", world.peer.descriptor, world.peer.regions)
+    outcome = backend.submit("steady", batch(world)).outcome
+    assert outcome is not None
+    assert outcome.reason.startswith("ERR_INVALID_ARGS: merged RDMA WR 0 length 4096 exceeds local max_msg_sz 1000; ")
+    assert not outcome.settled
+    backend.close()
     serves(world)
-    monkeypatch.setenv("MORI_IO_QP_MAX_SEND_WR", "4")
-    monkeypatch.setenv("MORI_IO_SQ_BACKOFF_TIMEOUT_US", "1000")
+
+
+@changes_the_card
+def test_a_send_queue_that_is_full(world: World) -> None:
+    """The caller stands before it for a while, and then the transfer fails."""
+    with short_queue():
+        backend = make(MoriBackend, "short")
+        backend.register(world.memory.regions)
+        backend.connect("steady", world.peer.descriptor, world.peer.regions)
     world.hold.touch()
-    first, second = (world.backend.submit("steady", batch(world)) for _ in range(2))
-    assert second.outcome is not None
-    assert (second.outcome.ok, second.outcome.settled) == (False, False)
-    assert second.outcome.reason.startswith("ERR_RDMA_OP: SQ is full Hint: ")
+    *posted, refused = fill(backend, world)
+    assert refused.outcome is not None
+    assert refused.outcome.reason.startswith("ERR_RDMA_OP: SQ full (batch): ep=0 depth=4 requested=1 max=4 Hint: ")
+    assert not refused.outcome.settled
     world.hold.unlink()
-    assert finish(world.backend, first).outcome == (True, "", True)
+    assert {finish(backend, each).outcome for each in posted} == {(True, "", True)}
+    backend.close()
+    serves(world)
 
 
-def test_memory_of_several_numa_nodes(world: World, mortal: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+@simulator_only("memory on several NUMA nodes")
+def test_memory_of_several_numa_nodes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pair of nodes has a connection of its own: all of them are made in ``connect``, and none in ``submit``."""
     monkeypatch.setenv("MORI_SIM_NUMA_NODES", "2")
-    from mori import simulated
-
-    monkeypatch.setattr(simulated, "control_timeout", lambda: 150)
     peer = Peer(MoriBackend, "nodes", LAYOUT).ready()
     backend = make(MoriBackend, "numa")
     backend.register(world.memory.regions)

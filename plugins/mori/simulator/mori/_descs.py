@@ -44,7 +44,9 @@ class _Desc:
             RuntimeError: They are something else.
         """
         if not isinstance(data, bytes):
-            raise TypeError("unpack(): incompatible function arguments")
+            raise TypeError("unpack(): incompatible function arguments. The following argument types are supported:")
+        if not data:
+            raise RuntimeError("insufficient bytes")
         try:
             found = msgspec.msgpack.decode(data, type=list[Any])
         except msgspec.MsgspecError as error:

@@ -47,16 +47,40 @@ def lacks() -> list[str]:
     return [name for name in os.environ.get("MORI_SIM_LACKS", "").split(",") if name]
 
 
+def max_msg() -> int:
+    """What one request carries, as the port says."""
+    return int(os.environ.get("MORI_SIM_MAX_MSG", str(1 << 30)))
+
+
+def control_timeout() -> int:
+    """How long a peer may take to answer, in milliseconds."""
+    return int(os.environ.get("MORI_IO_CP_TIMEOUT_MS", "5000"))
+
+
+def delay() -> float:
+    """After how many seconds the bytes of an operation move."""
+    return float(os.environ.get("MORI_SIM_DELAY_MS", "0.3")) / 1000
+
+
+def file_of(variable: str) -> bool:
+    """Whether a file exists that the environment names."""
+    path = os.environ.get(variable, "")
+    return bool(path) and os.path.exists(path)
+
+
 def broken() -> bool:
     """Whether the NIC reports errors."""
-    path = os.environ.get("MORI_SIM_BREAK", "")
-    return bool(path) and os.path.exists(path)
+    return file_of("MORI_SIM_BREAK")
+
+
+def fault() -> bool:
+    """Whether the NIC breaks connections by itself."""
+    return file_of("MORI_SIM_FAULT")
 
 
 def held() -> bool:
     """Whether no byte may move."""
-    path = os.environ.get("MORI_SIM_HOLD", "")
-    return bool(path) and os.path.exists(path)
+    return file_of("MORI_SIM_HOLD")
 
 
 def abort(why: str) -> NoReturn:

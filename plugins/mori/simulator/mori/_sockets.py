@@ -62,6 +62,7 @@ def reach_with_the_lock(host: str, port: int, answer: Callable[[], Any], timeout
     while (found := answer()) is None:
         left = int((min(deadline, time.monotonic() + 0.2) - time.monotonic()) * 1e6)
         if left <= 0:
-            raise RuntimeError(f"ReadMessageHeader(type) failed from {host}:{port} errno={errno.EAGAIN}")
+            said = f"errno={errno.EAGAIN} ({os.strerror(errno.EAGAIN)})"
+            raise RuntimeError(f"ReadMessageHeader(type) failed: expected 1 byte(s), received 0, {said}")
         _locked.usleep(left)
     return found

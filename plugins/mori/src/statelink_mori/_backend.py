@@ -34,7 +34,7 @@ from statelink.backend.native import Ledger, Posted, PostingBackend, Remote, unr
 from statelink.errors import BackendUnavailableError, TransferError
 
 from ._library import Engine, Library
-from ._machine import POLL_MODE, active_ports, diagnose, gpus, harm, missing, trial, what_is_tried
+from ._machine import POLL_MODE, active_ports, diagnose, gpus, harm, hint, missing, trial, what_is_tried
 from ._options import Options
 from ._tables import Offer, covering, parts_of
 
@@ -132,7 +132,7 @@ class MoriBackend(PostingBackend[_Peer]):
                 if not good:
                     lacks = "; ".join(missing(options)) or "nothing that is known"
                     reason = f"{said}. For {wanted}, this machine lacks: {lacks}"
-                    return Probe(ok=False, reason=reason, hint="choose another backend", details=details)
+                    return Probe(ok=False, reason=reason, hint=hint(), details=details)
                 _started[key] = said
         except Exception as error:  # a probe explains, and never raises
             return Probe(ok=False, reason=f"looking for what MoRI needs failed: {type(error).__name__}: {error}")
@@ -170,6 +170,7 @@ class MoriBackend(PostingBackend[_Peer]):
         """
         with self._lock:
             engine = self._open()
+            self._hear()
             offered = Offer.decode(descriptor, peer, regions, self._library, self._options)
             if offered.engine.key == engine.desc.key:
                 raise unreachable("MoRI", peer, "a link cannot connect to itself", backend=self.name)
@@ -193,6 +194,7 @@ class MoriBackend(PostingBackend[_Peer]):
         """Post one batch for each pair of memories. This takes long if a send queue is full."""
         with self._lock:
             self._open()
+            self._hear()
             known = self._ledger.usable(peer)
             parts = parts_of(Ends.of(batch, self._table, known.table), self._table, known.table)
             # All sessions are made before the first batch is posted, so that nothing is in flight if one cannot be
@@ -245,24 +247,41 @@ class MoriBackend(PostingBackend[_Peer]):
         """
         session = known.sessions.get((near, far))
         if session is None:
-            hint = ""
+            pinned = ""
             pair = f"region {near} here and region {far} there"
             cause = f"{pair}: none of {list(self._options.backends)} can serve them"
             try:
                 session = known.engine.io.create_session(known.engine.memories[near], known.offered.memories[far])
             except (RuntimeError, TypeError) as error:
                 cause = f"{pair}: {error}; it has {known.offered.library}, this is {self._library.version}"
-                hint = PINNED if "EOF" in str(error) else ""
+                pinned = PINNED if "EOF" in str(error) else ""
             if session is None:
-                raise unreachable("MoRI", known.name, cause, backend=self.name, hint=hint)
+                raise unreachable("MoRI", known.name, cause, backend=self.name, hint=pinned)
             known.sessions[near, far] = session
         return session
 
     def _sweep(self) -> None:
         """Find transfers that have ended, and free those that ended some time ago. The caller holds the lock."""
         super()._sweep()
+        self._hear()
         while self._finished and self._finished[0][0] < time.monotonic() - LINGER_SECONDS:
             self._finished.popleft()
+
+    def _hear(self) -> None:
+        """Mark peers as lost whose connection broke without a transfer. The caller holds the lock.
+
+        MoRI tells since 1.2.4. An older one says nothing, and the next transfer to the peer fails.
+        """
+        peers = self._ledger.peers()
+        for engine in {engine for engine in (self._engine, *(known.engine for known in peers)) if engine is not None}:
+            for key, said in engine.failures():
+                if not key:  # of a port or a device: connections may outlive it
+                    log.warning("MoRI reports: %s (link %s)", said, self._context.link)
+                    continue
+                self._spent.add(key)
+                for known in peers:
+                    if known.engine is engine and known.offered.engine.key == key:
+                        known.lost = known.lost or said
 
     def _ended(self, work: Posted[_Peer], status: Any) -> bool:
         """Whether the part of a transfer that has this status has ended. If it failed, the transfer fails.

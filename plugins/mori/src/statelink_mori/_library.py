@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import ipaddress
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from statelink.backend.native import check_pinnable, lacking, torch_place, unregistered
@@ -26,10 +26,14 @@ MEMORY, REMOTE = "register_memory deregister_memory", "register_remote_engine de
 NEEDED = {
     "IOEngine": f"create_backend get_engine_desc {MEMORY} {REMOTE} create_session",
     "IOEngineSession": "allocate_transfer_uid batch_write",
-    "EngineDesc": "pack unpack",
-    "MemoryDesc": "pack unpack",
+    "IOEngineConfig": "host port",
+    "RdmaBackendConfig": "enable_notification",
+    "BackendType": "RDMA XGMI",
+    "EngineDesc": "pack unpack key node_id host port",
+    "MemoryDesc": "pack unpack engine_key data size loc device_id numa_node",
     "MemoryLocationType": "CPU GPU",
 }
+"""Every name of ``mori.io`` that this plugin uses, but for ``IOEngine.pop_peer_failure``, which came with 1.2.4."""
 
 
 class Library:
@@ -54,12 +58,9 @@ class Library:
 
     def config(self, transport: str, parameters: dict[str, Any]) -> tuple[Any, Any]:
         """The library's name for a transport, and its configuration."""
-        name = f"{transport.capitalize()}BackendConfig"
-        # The library's enumeration also names transports that are not built in, for which it would abort.
-        if not hasattr(self.io, name):
-            raise RuntimeError(f"this MoRI has no {transport} transport: mori.io has no {name}")
+        kind = getattr(self.io, f"{transport.capitalize()}BackendConfig")
         fixed = {"enable_notification": False} if transport == "RDMA" else {}  # completions use another connection
-        return getattr(self.io.BackendType, transport), getattr(self.io, name)(**parameters, **fixed)
+        return getattr(self.io.BackendType, transport), kind(**parameters, **fixed)
 
     def place(self, region: Region) -> tuple[Any, int]:
         """The library's kind of memory, and the device, of a region.
@@ -134,6 +135,15 @@ class Engine:
                 self.memories.append(self.io.register_memory(region.address, region.nbytes, device, location))
             except (RuntimeError, TypeError) as error:
                 raise unregistered(index, region, error, backend="mori", library=self._library.version) from error
+
+    def failures(self) -> Iterator[tuple[str, str]]:
+        """What the library noticed since the last call: the key of a remote engine, or an empty text, and what it says.
+
+        Nothing, if this version of the library does not tell.
+        """
+        pop = getattr(self.io, "pop_peer_failure", lambda: None)
+        while (failure := pop()) is not None:
+            yield failure.remote_engine_key, f"{failure.reason.name}: {failure.detail}"
 
     def close(self) -> None:
         """Destroy the engine, which joins its threads.

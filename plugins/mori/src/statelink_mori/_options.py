@@ -35,6 +35,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ValueError(f"`backends` names some of {', '.join(sorted(TRANSPORTS))}, not {list(self.backends)}")
         for name in FIXED.keys() & {name for parameters in self.backends.values() for name in parameters}:
             raise ValueError(f"`{name}` is {FIXED[name]}")
+        pairs = self.backends.get("RDMA", {}).get("qp_per_transfer", 1)
+        if isinstance(pairs, int) and pairs < 1:
+            raise ValueError(
+                f"`qp_per_transfer` is at least 1, not {pairs}: MoRI starts, and then fails every transfer"
+            )
         if not 0 <= self.port < 1 << 16 or self.port == 1:
             raise ValueError(f"`port` is 0 or 2 to 65535 (the library reserves 1), not {self.port}")
 

@@ -7,12 +7,14 @@ from .._configs import (
     BackendType,
     IOEngineConfig,
     MemoryLocationType,
+    PeerFailureReason,
     PollCqMode,
     RdmaBackendConfig,
     XgmiBackendConfig,
 )
 from .._descs import EngineDesc, MemoryDesc
 from .._engine import IOEngine, IOEngineSession
+from .._onesided import PeerFailureEvent
 from .._status import StatusCode
 
 __all__ = [
@@ -23,6 +25,8 @@ __all__ = [
     "IOEngineSession",
     "MemoryDesc",
     "MemoryLocationType",
+    "PeerFailureEvent",
+    "PeerFailureReason",
     "PollCqMode",
     "RdmaBackendConfig",
     "StatusCode",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import shutil
 import socket
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from plugins.mori.tests.world import REAL, changes_the_card, simulator_only
+from plugins.mori.tests.world import PACKAGE, REAL, changes_the_card, simulator_only
 from tests.helpers.availability import environment_of
 from tests.helpers.backend_peer import make
 
@@ -266,12 +267,11 @@ def test_library_that_cannot_be_imported_in_this_process(monkeypatch: pytest.Mon
 @pytest.mark.skipif(not REAL, reason="no wheel of MoRI is installed, whose files say what they need")
 def test_wheel_without_its_libraries(machine: Path) -> None:
     """The loader is asked for all of them: those of ROCm, of the PCI bus, and of a release of gRPC."""
-    package = Path(importlib.machinery.PathFinder.find_spec("mori").origin).parent
     copied = machine / "packages/mori"
     copied.mkdir(parents=True)
-    for each in package.glob("*.so"):
+    for each in PACKAGE.glob("*.so"):
         if not each.is_symlink():
-            (copied / each.name).symlink_to(each)
+            shutil.copy(each, copied)
     put(machine, "packages/mori/__init__.py", "import mori.libmori_pybinds")
     importlib.invalidate_caches()
     reason = MoriBackend.probe(of(backends={"XGMI": {}})).reason

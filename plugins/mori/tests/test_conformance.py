@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+
+from plugins.mori.tests.world import REAL, STAND_IN
 from tests.helpers.availability import environment_of
 
 from statelink.testing import BackendTests
+
+CARD = "a stand-in for libibverbs" if STAND_IN else "a network card"
 
 
 class TestMori(BackendTests):
     backend = "mori"
     environment = environment_of("mori")
     simulator = bool(environment)
+    moved_by = (
+        f"MoRI {importlib.metadata.version('amd-mori')}, over {CARD}" if REAL and not simulator else "its simulator"
+    )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+from importlib.metadata import version
 
-from plugins.mori.tests.world import REAL, STAND_IN
+from plugins.mori.tests.world import STAND_IN
 from tests.helpers.availability import environment_of
 
 from statelink.testing import BackendTests
@@ -16,6 +16,4 @@ class TestMori(BackendTests):
     backend = "mori"
     environment = environment_of("mori")
     simulator = bool(environment)
-    moved_by = (
-        f"MoRI {importlib.metadata.version('amd-mori')}, over {CARD}" if REAL and not simulator else "its simulator"
-    )
+    moved_by = "its simulator" if simulator else f"MoRI {version('amd-mori')}, over {CARD}"

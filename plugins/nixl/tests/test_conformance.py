@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 import pytest
 
 from statelink.testing import BackendTests
@@ -11,6 +13,7 @@ SOCKETS = "NIXL keeps a socket or two of every remote agent that was removed, un
 
 class TestNixl(BackendTests):
     backend = "nixl"
+    moved_by = f"NIXL {version('nixl')}, over UCX"
     deviations = {
         "test_connecting_often_leaves_nothing_behind": SOCKETS,
         "test_connecting_again_leaves_nothing_behind": SOCKETS,

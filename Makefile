@@ -135,7 +135,7 @@ conform-mori: setup ## Run the real MoRI, over a stand-in for its network card: 
 	@python=$$(PYTHON3_10="$(PYTHON3_10)" tools/mori-env.sh $(VERSION)) || { rc=$$?; \
 	  if [ "$$rc" != 3 ] || [ "$${CI:-}" = true ]; then exit "$$rc"; fi; \
 	  echo "The real MoRI cannot be had here: this runs its simulator instead."; python=$(BIN)/python; }; \
-	"$$python" -m pytest plugins/mori/tests $(MORI_TESTS)
+	STATELINK_TEST_REQUIRE=mori "$$python" -m pytest plugins/mori/tests $(MORI_TESTS)
 
 release-check: $(DEV) ## Once a release: build every distribution from a clean tree, look into it, install and try it
 	$(BIN)/python -m tools.release_check $(ARGS)

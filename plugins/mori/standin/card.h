@@ -1,4 +1,5 @@
-// The stand-in's network card: memory that is registered, queue pairs, and what they move between processes.
+// The stand-in's network card: memory that is registered, queue pairs, and what they move between processes. Tests change
+// it by the environment variables MORI_SIM_*, which mean what they mean to the simulator: see simulator/mori/__init__.py.
 
 #ifndef CARD_H
 #define CARD_H

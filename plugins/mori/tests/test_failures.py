@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -237,6 +238,21 @@ def test_a_connection_that_breaks_without_a_transfer(world: World) -> None:
     until(lost, 30, "the loss of the peer")
     world.fault.unlink()
     world.backend.connect("steady", world.peer.descriptor, world.peer.regions)
+    serves(world)
+
+
+def test_a_port_that_goes_down_is_reported(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library names no peer then, and connections may outlive it."""
+    reason, detail = SimpleNamespace(name="LOCAL_PORT_DOWN"), "IBV_EVENT_PORT_ERR on device mlx5_0"
+    told = [SimpleNamespace(reason=reason, remote_engine_key="", detail=detail)]
+    engine: Any = importlib.import_module("mori.io").IOEngine
+    monkeypatch.setattr(engine, "pop_peer_failure", lambda _: told.pop() if told else None, raising=False)
+    with caplog.at_level(logging.WARNING, "statelink.mori"):
+        world.backend.poll([])
+    said = f"MoRI reports: LOCAL_PORT_DOWN: {detail} (link here)"
+    assert [record.getMessage() for record in caplog.records] == [said]
     serves(world)
 
 

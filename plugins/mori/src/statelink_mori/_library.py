@@ -53,7 +53,7 @@ class Library:
         self.io: Any = importlib.import_module("mori.io")
         lacks = lacking(self.io, NEEDED)
         if lacks:
-            raise ImportError(f"this version of mori.io has no {', '.join(lacks)}")
+            raise ImportError(f"this version of mori.io has no {', '.join(lacks)}; amd-mori 1.2.0 has")
         self.version = f"mori {getattr(importlib.import_module('mori'), '__version__', 'unknown')}"
 
     def config(self, transport: str, parameters: dict[str, Any]) -> tuple[Any, Any]:

@@ -279,6 +279,16 @@ def test_wheel_without_its_libraries(machine: Path) -> None:
         assert f"; {name} cannot be loaded" in reason
 
 
+def test_library_that_is_too_old(machine: Path) -> None:
+    put(machine, "packages/mori/__init__.py", "__version__ = '1.2.1'")
+    put(machine, "packages/mori/io.py")
+    reason = MoriBackend.probe(Options()).reason
+    assert reason.startswith(
+        "MoRI does not start here: ImportError: this is mori 1.2.1, which waits for ever for a peer"
+    )
+    assert "; this plugin needs amd-mori 1.2.2 (exit status 1). For RDMA, " in reason
+
+
 def test_library_that_aborts(machine: Path) -> None:
     put(machine, "packages/mori/__init__.py", "import os; print('Assertion failed', flush=True); os.abort()")
     assert MoriBackend.probe(Options()).reason.startswith("MoRI does not start here: Assertion failed (SIGABRT)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import ipaddress
+import re
 import socket
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,11 @@ NEEDED = {
 """Every name of ``mori.io`` that this plugin uses, but for ``IOEngine.pop_peer_failure``, which came with 1.2.4."""
 
 
+OLDEST = [1, 2, 2]
+"""The oldest release that is taken. A build without a version is judged by its names alone."""
+WORSE = "waits for ever for a peer that is stopped, and ends this process where a peer lacks a memory"
+
+
 class Library:
     """The imported library.
 
@@ -50,11 +56,14 @@ class Library:
         Raises:
             ImportError: It is not installed, its import failed, or this version lacks what is needed.
         """
+        self.version = f"mori {getattr(importlib.import_module('mori'), '__version__', 'unknown')}"
+        numbers = [int(each) for each in re.findall(r"\d+", self.version)]
+        if numbers and numbers < OLDEST:
+            raise ImportError(f"this is {self.version}, which {WORSE}; this plugin needs amd-mori 1.2.2")
         self.io: Any = importlib.import_module("mori.io")
         lacks = lacking(self.io, NEEDED)
         if lacks:
-            raise ImportError(f"this version of mori.io has no {', '.join(lacks)}; amd-mori 1.2.0 has")
-        self.version = f"mori {getattr(importlib.import_module('mori'), '__version__', 'unknown')}"
+            raise ImportError(f"this version of mori.io has no {', '.join(lacks)}; this plugin needs amd-mori 1.2.2")
 
     def config(self, transport: str, parameters: dict[str, Any]) -> tuple[Any, Any]:
         """The library's name for a transport, and its configuration."""

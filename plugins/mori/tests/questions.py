@@ -113,6 +113,10 @@ class Other:
         self.process.stdin.flush()
         return int(json.loads(next(self.said))["sum"])
 
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitpid(self.process.pid, os.WUNTRACED)  # it takes a moment
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -312,7 +316,7 @@ def a_queue_that_is_shortened_after_connecting() -> Any:
 def a_frozen_peer() -> Any:
     near, far = side("a"), Other("b")
     session = far.session(near)
-    far.process.send_signal(signal.SIGSTOP)
+    far.stop()
     near.array[:] = 3
     said = write(session, sizes=[SIZE])
     far.process.send_signal(signal.SIGCONT)
@@ -322,7 +326,7 @@ def a_frozen_peer() -> Any:
 def a_stopped_peer() -> Any:
     os.environ["MORI_IO_CP_TIMEOUT_MS"] = "500"
     near, far = side("a"), Other("b")
-    far.process.send_signal(signal.SIGSTOP)
+    far.stop()
     said = refused(far.session, near)
     far.kill()
     return [said, refused(far.session, near).replace(str(far.engine.port), "PORT")]

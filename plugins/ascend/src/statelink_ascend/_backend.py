@@ -47,8 +47,10 @@ RETRY_SECONDS = 0.02
 BRIEF_SECONDS = 3.0
 """Seconds in which a peer has to answer while others wait."""
 
+_abandoned: list[Any] = []
+"""Engines that failed to move to a peer. The library may crash the process if such an engine is destroyed."""
 _taken = threading.Lock()
-"""Held while this process has an engine. The library can start once in a process; a second start breaks the first."""
+"""Held while a link of this process has an engine. The library serves one at a time: a second start breaks the first."""
 _last: Contacts | None = None
 """First contacts of this process's last engine."""
 _device: int | None = None
@@ -138,6 +140,8 @@ class AscendBackend(Backend):
         self._engine: Any = self._library.engine
         self._door: Door | None = None
         self._closing = False
+        self._broken = False
+        """Whether a move has failed."""
         try:
             if context.role == "decode":
                 self._door = Door(context.host, context.link)
@@ -249,6 +253,7 @@ class AscendBackend(Backend):
             time.sleep(RETRY_SECONDS)
             code, reason = self._library.call(move, known.session, *lists)
         known.suspect = code not in (0, REFUSED)
+        self._broken = self._broken or known.suspect
         if code == 0:
             known.patient = 0.0
             return Transfer(Outcome(True))
@@ -303,8 +308,16 @@ class AscendBackend(Backend):
         return f"its engine at {session} cannot be reached: {reason}"
 
     def _release(self) -> None:
-        """Destroy the engine, on a thread of its own, and wait for a while. `Contacts` calls it once."""
+        """Destroy the engine, on a thread of its own, and wait for a while. `Contacts` calls it once.
+
+        An engine that failed to move is left as it is: if its peer has ended, the library tells so to an engine that is
+        destroyed already, and the process gets SIGSEGV.
+        """
         engine, self._engine = self._engine, None
+        if self._broken:
+            _abandoned.append(engine)
+            _taken.release()
+            return
         ending = threading.Thread(target=self._end, args=(engine,), name="statelink-ascend-end", daemon=True)
         ending.start()
         ending.join(self._options.connect_timeout)

@@ -50,7 +50,7 @@ BRIEF_SECONDS = 3.0
 _abandoned: list[Any] = []
 """Engines that failed to move to a peer. The library may crash the process if such an engine is destroyed."""
 _taken = threading.Lock()
-"""Held while a link of this process has an engine. The library serves one at a time: a second start breaks the first."""
+"""Held while a link of this process has an engine. The library serves one at a time: a second start breaks it."""
 _last: Contacts | None = None
 """First contacts of this process's last engine."""
 _device: int | None = None

@@ -46,7 +46,8 @@ def update(x: Any, pool: Any, weight: Any, bias: Any, silu: bool, accepted: Any,
 
 def define(kernel: Any) -> None:
     """Register them."""
-    kernel("causal_conv1d_weight_pack(Tensor weight) -> Tensor", lambda weight: weight.clone())
+    # 0.31 packs the weights of every convolution, also for layers that go on to read them as [channels, 1, width].
+    kernel("causal_conv1d_weight_pack(Tensor weight) -> Tensor", lambda weight: weight[:, None].clone())
     kernel(
         "causal_conv1d_fwd_cpu(Tensor x, Tensor weight, Tensor? bias, Tensor(a!)? pool, Tensor? starts, Tensor? slots, "
         "Tensor? begun, bool silu, int null, bool packed) -> Tensor",

@@ -47,8 +47,9 @@ if TYPE_CHECKING:
 LOADS = ("E:1:20", "E:1:100", "E:1:400", "E:16:100", "E:16:400", "E:64:400", "A:1:20", "A:1:100", "A:16:100", "B:1:2")
 INTERVALS = (5.0, 2.0, 1.0, 0.5, 0.2)
 BUSY = ("python", "compute")
-BEGIN = 0.1
-"""Seconds from a command to the first request, so that both sides are ready."""
+ENDED = statelink.Status.SUCCEEDED, statelink.Status.FAILED
+BEGIN = 0.4
+"""Seconds from a command to the first request. In this time, the loop's turns alone are measured."""
 PYTHON_SECONDS = {"python": 1e-4, "compute": 1e-3}
 """What one turn of the loop computes in Python."""
 
@@ -83,9 +84,10 @@ class Pools:
 
     def __init__(self, workload: str, name: str, requests: int) -> None:
         self.tokens, self.items = rooms.TOKENS, list[dict[str, Any]]()
+        self.memory: Any  # what the link does not keep
         if workload == "E":
             small = rooms.Pools(name, requests)
-            self.inventory, self.items = small.inventory, small.items
+            self.inventory, self.items, self.memory = small.inventory, small.items, small
             return
         given = WORKLOADS[workload]
         self.tokens = given.pages * TOKENS
@@ -98,6 +100,9 @@ class Pools:
             ssm = {n: np.zeros((requests, 16, 64, 32), np.float32) for n in range(4)}
             row = np.zeros((requests, 64), np.uint8)
             parts += [state.mamba_slots(conv=conv, ssm=ssm, heads=16), state.aux_rows({"row": row})]
+            self.memory = kv, conv, ssm, row
+        else:
+            self.memory = kv
         self.inventory = state.describe(name, parts)
         order = np.random.default_rng(len(name)).permutation(count) if given.random else np.arange(count)
         for number, pages in enumerate(order.reshape(requests, given.pages)):
@@ -122,7 +127,7 @@ class Loop:
                 pass
             if self._digested:
                 hashlib.sha256(self._digested)  # lets go of the interpreter
-            self._ends.append(time.perf_counter())
+            self._ends.append(time.monotonic())
             self.cpu = time.thread_time()
 
     def take(self) -> list[float]:
@@ -158,17 +163,21 @@ class Side(NamedTuple):
     Attributes:
         took: Seconds of each request.
         turns: Seconds of each turn of the loop beside the requests.
+        alone: Seconds of a turn before them.
         seconds: From the first arrival to the last end.
         cpu: Seconds of processor time, without the loop's.
     """
 
     took: list[float]
     turns: list[float]
+    alone: float
     seconds: float
     cpu: float
 
 
-def play(link: statelink.Link, pools: Pools, peer: str, first: int, began: float, arrivals: Sequence[float]) -> list[float]:
+def play(
+    link: statelink.Link, pools: Pools, peer: str, first: int, began: float, arrivals: Sequence[float]
+) -> list[float]:
     """Open each request when it arrives, or as soon as there is space; the time of each, from its arrival."""
     free = list(range(len(pools.items)))
     live: dict[int, tuple[statelink.Room, int, float]] = {}
@@ -187,13 +196,12 @@ def play(link: statelink.Link, pools: Pools, peer: str, first: int, began: float
         next_one = began + arrivals[opened] - time.monotonic() if free and opened < len(arrivals) else 1.0
         for room in link.changes(max(0.0, min(next_one, 1.0))):
             held = live.get(room.room)
-            if held is None or not room.quiesced:
+            if held is None or not room.quiesced or room.status not in ENDED:
                 continue
             room.check()
-            if room.status is statelink.Status.SUCCEEDED:
-                took.append(time.monotonic() - held[2])
-                del live[room.room]
-                free.append(held[1])
+            took.append(time.monotonic() - held[2])
+            del live[room.room]
+            free.append(held[1])
     return took
 
 
@@ -204,23 +212,24 @@ def prefill(backend: str, load: Load, seconds: float, busy: str, pipe: Connectio
     with statelink.open(config, pools.inventory) as link:
         pipe.send(link.address)
         loop = Loop(busy)
-        time.sleep(0.2)
-        loop.take()
-        time.sleep(0.5)
-        pipe.send(statistics.median(np.diff(loop.take())))
         while (asked := pipe.recv()) is not None:
             interval, first, began = asked
             sys.setswitchinterval(interval)
-            cpu, own = time.process_time(), loop.cpu
             loop.take()
+            time.sleep(max(0.0, began - time.monotonic() - 0.02))
+            alone = float(np.mean(np.diff(loop.take())))
+            cpu, own = time.process_time(), loop.cpu
             play(link, pools, "", first, began, load.arrivals(seconds))
             spent = time.process_time() - cpu - (loop.cpu - own)
-            ends = [end for end in loop.take() if end >= began]  # both clocks are CLOCK_MONOTONIC
-            pipe.send(Side([], np.diff(ends).tolist(), time.monotonic() - began, spent))
+            took = time.monotonic() - began
+            ends = [end for end in loop.take() if end >= began]
+            pipe.send(Side([], np.diff(ends).tolist(), alone, took, spent))
         loop.stop()
 
 
-def measure(backend: str, load: Load, busy: str, intervals: Sequence[float], rounds: int, seconds: float) -> list[dict[str, Any]]:
+def measure(
+    backend: str, load: Load, busy: str, intervals: Sequence[float], rounds: int, seconds: float
+) -> list[dict[str, Any]]:
     """One load over one backend, with each interval in turn: a row for each."""
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
@@ -231,15 +240,14 @@ def measure(backend: str, load: Load, busy: str, intervals: Sequence[float], rou
     found: dict[float, list[tuple[Side, Side]]] = {each: [] for each in intervals}
     arrivals = load.arrivals(seconds)
     with statelink.open({"role": "decode", "backend": backend, "deadline": 60.0}, pools.inventory) as link:
-        address, alone = pipe.recv(), pipe.recv()
-        first = 1
+        address, first = pipe.recv(), 1
         for number in range(-1, rounds):  # the first round touches the memory, and opens connections
             for interval in intervals if number % 2 else reversed(intervals):
                 began = time.monotonic() + BEGIN
                 pipe.send((interval * 1e-3, first, began))
                 cpu = time.process_time()
                 took = play(link, pools, address, first, began, arrivals)
-                ours = Side(took, [], time.monotonic() - began, time.process_time() - cpu)
+                ours = Side(took, [], 0.0, time.monotonic() - began, time.process_time() - cpu)
                 both = pipe.recv(), ours
                 first += len(arrivals)
                 if number >= 0:
@@ -247,17 +255,23 @@ def measure(backend: str, load: Load, busy: str, intervals: Sequence[float], rou
         pipe.send(None)
     process.join(20)
     return [
-        {"backend": backend, "load": f"{load.workload}:{load.burst}:{load.rate:g}", "busy": busy, "interval_ms": interval}
-        | _row(found[interval], found[intervals[0]], len(arrivals), alone)
+        {
+            "backend": backend,
+            "load": f"{load.workload}:{load.burst}:{load.rate:g}",
+            "busy": busy,
+            "interval_ms": interval,
+        }
+        | _row(found[interval], found[intervals[0]], len(arrivals))
         for interval in intervals
     ]
 
 
-def _row(sides: list[tuple[Side, Side]], base: list[tuple[Side, Side]], requests: int, alone: float) -> dict[str, Any]:
+def _row(sides: list[tuple[Side, Side]], base: list[tuple[Side, Side]], requests: int) -> dict[str, Any]:
     took = np.concatenate([decode.took for _, decode in sides])
     turns = np.concatenate([prefill.turns for prefill, _ in sides])
     seconds = sum(prefill.seconds for prefill, _ in sides)
     total = requests * len(sides)
+    alone = statistics.mean(prefill.alone for prefill, _ in sides)
     medians, basic = ([statistics.median(decode.took) for _, decode in each] for each in (sides, base))
     return {
         "median_ms": _ms(np.median(took)),

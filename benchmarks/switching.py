@@ -1,4 +1,4 @@
-"""What the interpreter's switch interval costs and brings beside an engine: requests at a fixed rate, interval by interval.
+"""What the interpreter's switch interval costs and brings beside an engine, with requests at a fixed rate.
 
     python -m benchmarks.switching [--backend tcp nixl] [--load E:1:20 E:64:400 A:1:20 B:1:2] [--busy python compute]
                                    [--interval 5 2 1 0.5 0.2] [--rounds 3] [--seconds 2] [--out build/bench]
@@ -310,7 +310,7 @@ def main() -> None:
                 for row in measure(backend, load, busy, arguments.interval, arguments.rounds, arguments.seconds):
                     show(row)
                     found.append(row)
-                (arguments.out / "switching.json").write_text(json.dumps(found, indent=1) + "\n")
+                (arguments.out / "switching.json").write_text(json.dumps({"rows": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The tables of measured figures in README.md and the docs, made from what `make bench` wrote.
 
 ``python -m tools.figures`` says whether each page has what ``benchmarks/measured.json`` says; ``--write`` makes it so.
-``--take FOLDER`` first puts what `make bench` left in that folder into the file. ``--table FOLDER`` writes all tables of
-a folder to its ``table.md``, and leaves the repository alone.
+``--take FOLDER`` first puts what `make bench` left in that folder into the file. ``--table FOLDER`` writes all tables
+of a folder to its ``table.md``, and leaves the repository alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "benchmarks" / "measured.json"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MARKS = re.compile(r"(<!-- figures: ([a-z0-9-]+) -->\n).*?(<!-- figures: end -->)", re.DOTALL)
-FILES = {"core": "results.json", "sglang": "sglang.json", "vllm": "vllm.json", "switching": "switching.json"}
+FILES = {
+    "core": "results.json",
+    "overlap": "overlap.json",
+    "switching": "switching.json",
+    "sglang": "sglang.json",
+    "vllm": "vllm.json",
+}
 """What each benchmark leaves in its folder."""
 NAMES = {"tcp": "`tcp`", "nixl": "NIXL", "mooncake": "Mooncake"}
 WORKLOADS = {
@@ -91,6 +97,12 @@ def sglang(found: Found) -> str:
         for number, about in IN_FLIGHT.items()
     ]
     return drawn(["", *(NAMES[each] for each in libraries)], rows)
+
+
+def sglang_short(found: Found) -> str:
+    """A few lines of it, for a first look."""
+    lines = sglang(found).splitlines()
+    return "\n".join(line for line in lines if IN_FLIGHT[16] not in line) + "\n"
 
 
 def sglang_cpu(found: Found) -> str:
@@ -187,33 +199,74 @@ def busy(found: Found) -> str:
 
 
 def unequal(found: Found) -> str:
-    """Unequal ranks."""
+    """Unequal ranks: 32 MiB in pieces of 512 bytes."""
     rows = _core(found, "unequal")
-    names = [key for key in rows[0] if isinstance(rows[0][key], list)]
-    return drawn(["", *names], ([NAMES[row["backend"]], *(bounds(row[name]) for name in names)] for row in rows))
+    ways = {
+        "direct_over_whole": "every piece by itself, over the same bytes in whole pages",
+        "staged_over_whole": "staged, over the same bytes in whole pages",
+        "direct_over_staged": "every piece by itself, over staged",
+    }
+    return drawn(
+        ["", *NAMES.values()],
+        (
+            [about, *cells(rows, lambda row, way=way: bounds(row[way]), ({"backend": each} for each in NAMES))]
+            for way, about in ways.items()
+        ),
+    )
+
+
+def growth(found: Found) -> str:
+    """How costs and memory grow."""
+    rows = _core(found, "growth")
+    body: list[list[Any]] = []
+    for kind, unit, about in (
+        ("peers", "us", "a small request, with {} peers connected"),
+        ("in flight", "us", "a small request, with {} in flight"),
+        ("items", "ns", "a page, of {} in random order"),
+    ):
+        for count in dict.fromkeys(row["count"] for row in rows if row.get("growth") == kind):
+            wanted = {"growth": kind, "count": count} | ({"order": "random"} if kind == "items" else {})
+            show = lambda row, unit=unit: f"{row[unit]:,} {unit.replace('u', 'µ')}"  # noqa: E731
+            each_backend = ({**wanted, "backend": each} for each in NAMES)
+            body.append([about.format(f"{count:,}"), *cells(rows, show, each_backend)])
+    for what in dict.fromkeys(row["memory"] for row in rows if "memory" in row):
+        show = lambda row: f"{row['KiB']:,} KiB" if "KiB" in row else f"{row['MiB']:,} MiB"  # noqa: E731
+        each_backend = ({"memory": what, "backend": each} for each in NAMES)
+        body.append([f"memory of {what}", *cells(rows, show, each_backend)])
+    return drawn(["", *NAMES.values()], body)
+
+
+def overlap(found: Found) -> str:
+    """From the end of prefill's forward pass to success on decode."""
+    rows = found["overlap"]["rows"]
+    ways = [key.removesuffix("_ms") for key in rows[0] if key.endswith("_ms")]
+    return drawn(
+        ["rate of the network", *(f"pushed {way}" for way in ways)],
+        ([f"{row['mbit']:,} Mbit/s", *(f"{row[f'{way}_ms']} ms" for way in ways)] for row in rows),
+    )
 
 
 def switching(found: Found) -> str:
     """What the switch interval costs and brings."""
-    body = []
-    for row in found["switching"]:
-        body.append(
-            [
-                f"{row['load']} over {NAMES[row['backend']]}, {row['busy']}",
-                f"{row['interval_ms']:g} ms",
-                f"{row['median_ms']} ms, {row['p99_ms']} ms",
-                bounds(row["ratio"]),
-                f"{row['lost_ms']} ms",
-                f"{row['turn_p99_ms']} ms, {row['worst_turn_ms']} ms",
-                f"{row['cpu_ms']} ms",
-            ]
-        )
+    body = [
+        [
+            f"{row['load']} over {NAMES[row['backend']]}, {row['busy']}",
+            f"{row['interval_ms']:g} ms",
+            f"{row['median_ms']} ms, {row['p99_ms']} ms",
+            bounds(row["ratio"]),
+            f"{row['lost_ms']} ms",
+            f"{row['turn_p99_ms']} ms, {row['worst_turn_ms']} ms",
+            f"{row['cpu_ms']} ms",
+        ]
+        for row in found["switching"]["rows"]
+    ]
     head = ["load", "interval", "median, 99 %", "ratio", "the loop loses", "turn: 99 %, worst", "processor time"]
     return drawn(head, body)
 
 
 TABLES: dict[str, Callable[[Found], str]] = {
     "sglang": sglang,
+    "sglang-short": sglang_short,
     "sglang-cpu": sglang_cpu,
     "sglang-loop": sglang_loop,
     "vllm": vllm,
@@ -222,6 +275,8 @@ TABLES: dict[str, Callable[[Found], str]] = {
     "small": small,
     "small-cpu": small_cpu,
     "unequal": unequal,
+    "growth": growth,
+    "overlap": overlap,
     "switching": switching,
 }
 

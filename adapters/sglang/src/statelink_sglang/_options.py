@@ -21,8 +21,8 @@ SET_HERE = ("role", "peers", "siblings", "rendezvous")
 """Keys of a link that follow from SGLang's own options."""
 
 DEFAULTS: Mapping[str, Any] = {"backend": "auto", "switch_interval": 0.001}
-"""What a link has if the operator says nothing. The engine's thread runs Python most of the time: docs/performance.md says
-what the interval costs it, and what it brings."""
+"""What a link has if the operator says nothing. docs/performance.md says what the switch interval costs the engine's
+thread, and what it brings."""
 
 ALLOWED = {
     "cuda": "pools in device memory",

@@ -76,7 +76,8 @@ class Truth:
         if (layer, number) not in self._pages:
             _, _, rows, content = cache.view(torch.uint8).shape
             latent = "MLA" in type(spec).__name__
-            count = 1 if latent else self._model.heads[self._model.specs[layer].is_draft]
+            draft = getattr(self._model.specs[layer], "is_draft", False)  # 0.31 does not say it
+            count = 1 if latent else self._model.heads[draft]
             self._pages[layer, number] = torch.randint(
                 0, 256, (count, rows, content), dtype=torch.uint8, generator=self._draw
             )

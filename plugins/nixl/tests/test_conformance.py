@@ -6,16 +6,9 @@ import pytest
 
 from statelink.testing import BackendTests
 
-SOCKETS = "NIXL keeps a socket or two of every remote agent that was removed, until its own agent is destroyed"
-
 
 class TestNixl(BackendTests):
     backend = "nixl"
-    deviations = {
-        "test_connecting_often_leaves_nothing_behind": SOCKETS,
-        "test_connecting_again_leaves_nothing_behind": SOCKETS,
-        "test_connecting_a_thousand_times_leaves_nothing_behind": SOCKETS,
-    }
 
 
 @pytest.mark.soak

@@ -44,6 +44,13 @@ NEEDED = {
 NOT_FOUND = "cannot open shared object file"
 """What the loader says of a library that is not there."""
 
+RESOLVING = "UCX_RESOLVE_REMOTE_EP_ID"
+"""Whether UCX asks the other side for the number of its endpoint before it sends anything.
+
+If it does, the other side makes an endpoint, too. UCX destroys neither as long as both processes live, and NIXL does
+not force it to. So each remote agent that is removed leaves its sockets. UCX 1.23, of NIXL 1.5, asks by default.
+"""
+
 SCRATCH = np.zeros(4096, np.uint8)
 """Memory for the first bytes from peers. It is never freed, so that a late write does not land in other memory."""
 
@@ -130,7 +137,8 @@ class Library:
 
     def agent(self, name: str, options: Options) -> Any:
         """An agent with its backends. Devices are open, and the progress thread runs."""
-        settings = {f"UCX_{key}": value for key, value in options.ucx.items()}
+        settings = {RESOLVING: "off"} if RESOLVING not in os.environ else {}
+        settings.update({f"UCX_{key}": value for key, value in options.ucx.items()})
         if options.devices:
             settings["UCX_NET_DEVICES"] = ",".join(options.devices)
         added = with_cuda(options)

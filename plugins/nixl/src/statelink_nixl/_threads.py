@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Threads"]
 
 SPLIT = 1024
-"""Fewest blocks of a transfer that NIXL's threads share, unless ``split_batch_size`` says another number."""
+"""Fewest blocks of a part of a transfer that NIXL gives a thread, unless ``split_batch_size`` says another number."""
 GREETINGS = 3
 """Over TCP, with one, UCX prints an error on the other side of every second connection that is closed soon. With two,
 it does so of one in 14."""
@@ -31,7 +31,8 @@ class Threads:
     """The threads of ``num_threads`` of one agent. Call it under the agent's lock.
 
     Each has connections of its own. It works on them only while it has a part of a transfer. So when a remote agent is
-    removed, each keeps the files of its connection to that agent until it gets a part of another transfer.
+    removed, each keeps the files of a connection to that agent that is not complete or broken, until it gets a part of
+    another transfer.
 
     Args:
         library: The library.
@@ -50,9 +51,10 @@ class Threads:
         self._agent = agent
         self._name = name
         given = options.backends.get("UCX", {"num_threads": "0"})
-        self._any = given.get("num_threads", str(options.num_threads)) != "0"
-        split = given.get("split_batch_size", "")
-        self.blocks = (int(split) if split.isdecimal() else SPLIT) if self._any else 1
+        threads, split = given.get("num_threads", str(options.num_threads)), given.get("split_batch_size", "")
+        count, fewest = (int(text) if text.isdecimal() else other for text, other in ((threads, 0), (split, SPLIT)))
+        self._any = count > 0
+        self.blocks = count * fewest if self._any else 1
         self.greetings = GREETINGS if self._any else 1
         self._unended: list[Any] = []
         """Transfers that have not ended. NIXL may not release them before."""

@@ -66,7 +66,7 @@ FOUND := build/tests
 
 .PHONY: help setup demo check test again matrix docs third-party release-check soak bench figures gpu engine-sglang engine-sglang-smoke \
   engine-sglang-bench engine-sglang-differences engine-vllm engine-vllm-smoke engine-vllm-bench engine-vllm-differences \
-  engine-cross engine-cross-smoke engine-dynamo engine-dynamo-smoke engine-window fix clean distclean libraries
+  engine-cross engine-cross-smoke engine-dynamo engine-dynamo-smoke engine-window conform-mori fix clean distclean libraries
 
 help: ## List the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do \
@@ -78,6 +78,7 @@ setup: $(DEV) libraries ## Set up .venv with the core, every plugin, the demo an
 libraries: $(BASE)
 	@tools/mooncake-libraries.sh $(BIN)/python || [ "$${CI:-}" != true ]
 	@tools/etcd-server.sh || [ "$${CI:-}" != true ]
+	@$(BIN)/python -m plugins.ascend.standin.driver || [ "$${CI:-}" != true ]
 
 demo: $(DEMO) ## Hand real requests from prefill to decode: make demo BACKEND=tcp|nixl|mooncake
 	$(if $(filter mooncake,$(BACKEND)),@tools/mooncake-libraries.sh $(BIN)/python)
@@ -86,7 +87,7 @@ demo: $(DEMO) ## Hand real requests from prefill to decode: make demo BACKEND=tc
 check: $(DEV) ## Run every static check: ruff, format, mypy, import rules, private modules in tests, names, spelling
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy $(wildcard core/src core/tests plugins/*/src plugins/*/tests plugins/*/simulator adapters/*/src adapters/*/tests \
+	$(BIN)/mypy $(wildcard core/src core/tests plugins/*/src plugins/*/tests plugins/*/simulator plugins/ascend/standin adapters/*/src adapters/*/tests \
 	  adapters/testing docs/conf.py examples/two_processes.py examples/unequal_ranks.py examples/one_minute.py examples/demo/src examples/demo/tests tests benchmarks tools)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tools.private_modules tests core/tests $(wildcard plugins/*/tests plugins/*/simulator) \
@@ -107,7 +108,7 @@ test: setup ## Run every test but the long ones: make test ARGS="-k routing"
 again: $(DEV)
 	$(BIN)/python -m pytest --last-failed --last-failed-no-failures=none --statelink-report=$(FOUND)/again.json
 
-matrix: $(DEV) ## Write docs/matrix.md, what moves over what, from the last whole `make test`
+matrix: $(DEV) ## Write docs/matrix.md, what moves over what, from the last whole `make test` and `make conform-mori`
 	$(BIN)/python -m tools.matrix $(FOUND)/*.json $(if $(CI),,--write)
 
 # Strict: a page that is in no list of docs/index.md, a link or an anchor that leads nowhere, and a name in a docstring that is
@@ -121,11 +122,22 @@ third-party: $(DEV) ## Install a backend as a third party would, into a venv of 
 	for package in $(abspath examples/backend-shm examples/backend-procmem build/third-party/first); do cd $$package && $(abspath $(BIN))/mypy \
 	  --python-executable $(abspath build/third-party)/venv/bin/python --cache-dir $(abspath build/third-party)/mypy; done
 
-# Whatever library is importable; where none is, the simulator of a plugin that has one.
-CONFORM := $(PLUGINS:%=conform-%)
+# Over the plugin's library; where that cannot run, over what stands in for it, which the last lines name. The kit's file
+# takes longest, so the others run beside it.
+CONFORM := $(filter-out conform-mori,$(PLUGINS:%=conform-%))
 .PHONY: $(CONFORM)
 $(CONFORM): conform-%: setup
-	$(BIN)/python -m pytest plugins/$*/tests $(ARGS)
+	$(BIN)/python -m pytest plugins/$*/tests $(or $(ARGS),--numprocesses=3 --dist=loadfile)
+
+# In an environment of its own, with the one Python that MoRI has wheels for. VERSION names another release than the newest:
+# what is written for the newest alone is then left out, the answers that the simulator was compared with.
+MORI_TESTS = $(or $(ARGS),--numprocesses=3 --dist=loadfile $(if $(VERSION),--ignore=plugins/mori/tests/test_simulator.py,--statelink-report=$(FOUND)/mori.json))
+conform-mori: setup ## Run the real MoRI, over a stand-in for its network card: the plugin's tests, and the conformance kit
+	$(if $(ARGS),,@rm -f $(FOUND)/mori.json)
+	@python=$$(PYTHON3_10="$(PYTHON3_10)" tools/mori-env.sh $(VERSION)) || { rc=$$?; \
+	  if [ "$$rc" != 3 ] || [ "$${CI:-}" = true ]; then exit "$$rc"; fi; \
+	  echo "The real MoRI cannot be had here: this runs its simulator instead."; python=$(BIN)/python; }; \
+	STATELINK_TEST_REQUIRE=mori "$$python" -m pytest plugins/mori/tests $(MORI_TESTS)
 
 release-check: $(DEV) ## Once a release: build every distribution from a clean tree, look into it, install and try it
 	$(BIN)/python -m tools.release_check $(ARGS)

@@ -1,4 +1,4 @@
-"""The table of what moves over what, docs/matrix.md, made from the conformance kit's reports.
+"""The tables of what moves over what, docs/matrix.md, made from the conformance kit's reports.
 
 ``python -m tools.matrix REPORT`` says whether the page is what the reports say; ``--write`` makes it so.
 """
@@ -29,10 +29,16 @@ def backends() -> list[str]:
 
 
 def render(reports: Iterable[Report]) -> str:
-    """The table; a state type that a backend's report does not have was not run."""
+    """The tables; a state type that a backend's report does not have was not run.
+
+    The second one has what moved the bytes, of the runs that say so.
+    """
     found: dict[tuple[str, str, str], str] = {}
+    moved: dict[str, dict[str, None]] = {}
     for report in reports:
         for run in report.runs:
+            if run.states and run.moved_by:
+                moved.setdefault(run.backend, {})[run.moved_by] = None
             for each in run.states:
                 key = (each.type, run.backend, each.topology)
                 found[key] = max(found.get(key, "not run"), each.how, key=lambda how: RANK[how])
@@ -44,6 +50,8 @@ def render(reports: Iterable[Report]) -> str:
         cells = [cell({where: found.get((type, name, where), "not run") for where in topologies}) for name in columns]
         kind, _, layout = type.partition(", ")
         lines.append(f"| `{kind}`{', ' + layout if layout else ''} | {' | '.join(cells)} |")
+    lines += ["", "| backend | what moved the bytes |", "|---|---|"]
+    lines += [f"| {name} | {'; '.join(sorted(moved[name]))} |" for name in columns if name in moved]
     return "\n".join(lines) + "\n"
 
 

@@ -7,9 +7,11 @@ from statelink.testing import BackendTests
 
 class TestTcp(BackendTests):
     backend = "tcp"
+    moved_by = "the core, by copies from process to process"
 
 
 class TestTcpSockets(BackendTests):
     backend = "tcp"
+    moved_by = "the core, through sockets"
     options = {"same_host_copy": False, "stall_timeout": 2.0, "connect_timeout": 2.0}
     still = 3.0  # so that a stall is seen

@@ -219,6 +219,7 @@ def test_a_peer_is_forgotten_after_its_last_transfer() -> None:
     library.over = {"a"}
     library.ledger.leave("peer")
     assert first.outcome == (True, "", True)  # it had ended before
+    assert [each.name for each in library.ledger.peers()] == ["peer"]
     with pytest.raises(TransferError, match=r"the peer is not connected .*peer peer"):
         library.ledger.usable("peer")
     with pytest.raises(TransferError, match="transfers of its earlier connection have not ended"):
@@ -231,6 +232,7 @@ def test_a_peer_is_forgotten_after_its_last_transfer() -> None:
     library.ledger.leave("peer")
     library.ledger.leave("nobody")
     assert library.forgotten == ["peer"]
+    assert library.ledger.peers() == []
 
 
 def test_a_peer_that_is_lost_is_refused_and_can_be_connected_again() -> None:

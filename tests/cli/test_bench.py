@@ -75,7 +75,7 @@ def test_every_backend_is_measured_beside_its_library_alone(backend: str) -> Non
 
 
 def test_a_backend_that_fails_stops_no_other() -> None:
-    done = bench("mori", "tcp", *SHORT, "--json")  # MoRI's library is in no index
+    done = bench("mori", "tcp", *SHORT, "--json")  # no test machine has what MoRI needs
     assert done.exit_code == 1
     broken, good = measured(done)
     assert "mori" in broken["error"]

@@ -29,7 +29,7 @@ LIMITED = "messages", "batches", "checks", "waits"
 BUDGETS = {
     "tcp": {"prefill": (1, 1, 2, 1), "decode": (2, 0, 0, 3)},
     "nixl": {"prefill": (1, 1, 2, 2), "decode": (2, 0, 0, 2)},
-    "mooncake": {"prefill": (1, 1, 2, 5), "decode": (2, 0, 0, 2)},
+    "mooncake": {"prefill": (1, 1, 2, 2), "decode": (2, 0, 0, 2)},
 }
 """For each backend and side, how many there are of `LIMITED`."""
 

@@ -1,27 +1,27 @@
-"""Processes of these tests, in which MemFabric can be imported: its simulator, where the library cannot run."""
+"""Processes of these tests, in which MemFabric can run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+from plugins.ascend.tests import library as found
 from plugins.ascend.tests.peer import MIB, Peer
-from tests.helpers.availability import environment_of
 
 Make = Callable[..., Peer]
 
 
 @pytest.fixture(scope="session")
 def library() -> dict[str, str]:
-    """What a process needs in its environment; nothing where the library itself can run."""
-    return environment_of("ascend", "npu:0")
+    """What a process needs in its environment; nothing where there is an NPU."""
+    return found.environment()
 
 
 @pytest.fixture(scope="session")
-def simulated(library: dict[str, str]) -> None:
-    """For a test that has the library fail, which only its simulator does at will."""
+def standin(library: dict[str, str]) -> None:
+    """For a test that has an NPU fail, or take it away, which only the stand-in for its driver does at will."""
     if not library:
-        pytest.skip("here is an NPU, whose library does not fail at will")
+        pytest.skip("here is an NPU, which does not fail at will")
 
 
 @pytest.fixture(scope="session")
@@ -36,12 +36,11 @@ def pool() -> Iterator[list[Peer]]:
 def making(library: dict[str, str], pool: list[Peer]) -> Iterator[Make]:
     made: list[Peer] = []
 
-    def make(name: str, sizes: Sequence[int] = (MIB,), kind: str = "npu:0", **settings: str) -> Peer:
-        fits = [peer for peer in pool if peer.key == (tuple(sizes), kind) and not settings]
+    def make(name: str, sizes: Sequence[int] = (MIB,), kind: str = "npu:0") -> Peer:
+        fits = [peer for peer in pool if peer.key == (tuple(sizes), kind)]
         if fits:
             pool.remove(fits[0])
-        allocator = "npu_memory:Memory" if library else ""
-        peer = fits[0] if fits else Peer(name, sizes, kind, library | settings, allocator)
+        peer = fits[0] if fits else Peer(name, sizes, kind, library, found.allocator())
         peer.link = name
         made.append(peer)
         return peer

@@ -1,6 +1,6 @@
 """Processes with this backend over memory of an NPU, or of the host, that the tests can see.
 
-No test imports MemFabric itself: where the library cannot run, these processes find the simulator of it.
+No test imports MemFabric itself: only these processes have what it needs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from statelink.errors import StatelinkError
 from statelink.testing import RemoteBackend
 
 MIB = 1 << 20
-FAULTS = ("MEMFABRIC_SIM_NPU", "MEMFABRIC_SIM_FAIL_AFTER")
-"""What a process's environment tells the simulator to do wrong."""
+FAULTS = (NPUS, FAILS_AFTER) = ("STANDIN_NPUS", "STANDIN_FAILS_AFTER")
+"""Variables of the stand-in for the driver: how many NPUs there are, and after how many copies all others fail."""
 
 
 class Peer(RemoteBackend):

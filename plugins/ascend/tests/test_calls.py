@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +25,7 @@ class Library:
         self.calls: list[tuple[Any, ...]] = []
         self.codes: dict[str, int] = {}
         self.port = 9999
-        self.TransDataOpType = SimpleNamespace(SDMA="sdma")
+        self.TransDataOpType = SimpleNamespace(SDMA="sdma", HOST_RDMA="host_rdma")
         self.TransferEngine = self
 
     def __call__(self) -> Library:
@@ -55,8 +57,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
 def make(library: Library) -> Iterator[Callable[..., AscendBackend]]:
     made: list[AscendBackend] = []
 
-    def make(role: str = "decode", host: str = "127.0.0.1") -> AscendBackend:
-        made.append(AscendBackend(BackendContext(options=Options(), link="here", host=host, role=role)))
+    def make(role: str = "decode", host: str = "127.0.0.1", **options: Any) -> AscendBackend:
+        made.append(AscendBackend(BackendContext(options=Options(**options), link="here", host=host, role=role)))
         return made[-1]
 
     yield make
@@ -72,6 +74,17 @@ REGIONS = (Region(4096, 10, "npu:0"), Region(1 << 40, 1 << 30, "npu:0"), Region(
 def test_the_start(make: Callable[..., AscendBackend], library: Library) -> None:
     make("prefill", "::1")
     assert library.calls == [("initialize", "tcp://127.0.0.1:0", "[::1]:0", "Prefill", 0, "sdma", "Decode", "")]
+
+
+def test_host_memory_over_rdma(make: Callable[..., AscendBackend], library: Library) -> None:
+    """What is asked for; nothing here moves bytes by it."""
+    nic = "tcp://192.0.2.1:10002"
+    backend = make("prefill", data_op_type="HOST_RDMA", nic=nic)
+    backend.register((Region(4096, 10, "dram"), Region(1 << 40, 20, "npu:0")))
+    assert library.calls == [
+        ("initialize", "tcp://127.0.0.1:0", "127.0.0.1:0", "Prefill", 0, "host_rdma", "Decode", nic),
+        ("batch_register_memory", [4096, 1 << 40], [10, 20]),
+    ]
 
 
 @pytest.mark.parametrize("code", [-1, 7])
@@ -226,4 +239,35 @@ def test_an_end_that_raises_is_an_end(make: Callable[..., AscendBackend], librar
     make().close()
     assert library.calls[-1] == ("unInitialize",)
     del library.__dict__["destroy"]
+    make()
+
+
+def test_an_end_that_waits_for_a_peer_is_left_to_itself(make: Callable[..., AscendBackend], library: Library) -> None:
+    """The library takes leave of a peer that stands still. Until it has, another link of the process is refused."""
+    waits, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def destroy() -> int:
+        waits.set()
+        assert goes_on.wait(30)
+        return 0
+
+    def end() -> int:
+        ended.set()
+        return 0
+
+    library.__dict__.update(destroy=destroy, unInitialize=end)
+    try:
+        make(connect_timeout=0.1).close()
+        assert waits.is_set()
+        assert not ended.is_set()
+        refused = r"that link is closed, and the library still waits for a peer that does not answer.*\nhint: see"
+        with pytest.raises(BackendUnavailableError, match=refused):
+            make()
+    finally:
+        goes_on.set()
+    assert ended.wait(30)
+    until = time.monotonic() + 30
+    while any(thread.name == "statelink-ascend-end" for thread in threading.enumerate()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
     make()

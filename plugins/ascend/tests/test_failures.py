@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import socket
 from collections.abc import Callable
@@ -9,9 +10,9 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 import pytest
-from plugins.ascend.tests.peer import MIB, Peer
+from plugins.ascend.tests.peer import FAILS_AFTER, MIB, NPUS, Peer
 
-from statelink.backend import Region
+from statelink.backend import Backend, Region
 from statelink.errors import BackendUnavailableError, TransferError
 
 Make = Callable[..., Peer]
@@ -125,7 +126,7 @@ def test_decode_waits_until_a_prefill_has_come(make: Make) -> None:
 def test_memory_that_a_peer_never_registered(make: Make) -> None:
     """Its region table says more than its library knows: the refusal is the library's, and nothing moved."""
     prefill, decode = make("prefill"), make("decode", (8 * MIB,))
-    prefill.open("prefill", connect_timeout=0.3)
+    prefill.open("prefill", connect_timeout=3.0)
     decode.construct("decode")
     first = decode.regions[0]
     decode.register([Region(first.address, 100, "npu:0")])
@@ -136,11 +137,11 @@ def test_memory_that_a_peer_never_registered(make: Make) -> None:
     assert not decode.memory.any()
 
 
-@pytest.mark.usefixtures("simulated")
+@pytest.mark.usefixtures("standin")
 def test_device_that_fails_in_a_batch(make: Make) -> None:
     """A part has moved, and the transfer says that it may go on."""
     prefill, decode = connected(make)
-    prefill.setenv("MEMFABRIC_SIM_FAIL_AFTER", "1")
+    prefill.setenv(FAILS_AFTER, "1")
     prefill.arrays[0][:] = 1
     one = prefill.block(decode)
     two = type(one).concatenate([one, prefill.block(decode, offset=5000)])
@@ -160,25 +161,25 @@ def test_host_memory_needs_another_transport(make: Make, role: str) -> None:
         peer.open(role)
 
 
-@pytest.mark.usefixtures("simulated")
-def test_host_memory_over_rdma(make: Make) -> None:
-    prefill, decode = make("prefill", kind="dram"), make("decode", kind="dram")
-    options = {"data_op_type": "HOST_RDMA", "nic": "tcp://127.0.0.1:10002"}
-    prefill.open("prefill", **options)
-    decode.open("decode", **options)
-    prefill.connect(decode).serves(decode)
-
-
-@pytest.mark.usefixtures("simulated")
+@pytest.mark.usefixtures("standin")
 def test_memory_of_another_device(make: Make) -> None:
+    """It is refused; and a process keeps to the NPU of its first link."""
     peer = make("peer", kind="npu:3")
     with pytest.raises(TransferError, match=r"region 0 could not .*of npu:3 at 0x.*: the engine runs on device_id 0"):
         peer.open("decode")
     peer.close()
-    peer.open("decode", device_id=3)
+    with pytest.raises(BackendUnavailableError, match=r"-1 \(failed\).*; this process was on device_id 0, and"):
+        peer.open("decode", device_id=3)
+    peer.kill()
+    prefill, decode = make("prefill", kind="npu:3"), make("decode", kind="npu:3")
+    prefill.open("prefill", device_id=3)
+    decode.open("decode", device_id=3)
+    prefill.connect(decode).serves(decode)
+    for each in (prefill, decode):
+        each.kill()
 
 
-@pytest.mark.usefixtures("simulated")
+@pytest.mark.usefixtures("standin")
 @pytest.mark.parametrize(("role", "when"), [("decode", "registered"), ("prefill", "reached")])
 def test_memory_that_the_library_cannot_register(make: Make, role: str, when: str) -> None:
     """Host memory that the engine calls an NPU's: on decode it is refused as itself, on prefill when it connects."""
@@ -218,28 +219,36 @@ def test_unknown_role(make: Make, role: str) -> None:
         make("peer").open(role)
 
 
-@pytest.mark.usefixtures("simulated")
+@pytest.mark.usefixtures("standin")
 def test_start_that_fails(make: Make) -> None:
     """There is no engine then, although the library would register memory; the process can try again."""
     peer = make("peer")
-    peer.setenv("MEMFABRIC_SIM_NPU", "absent")
+    peer.setenv(NPUS, "0")
     for _ in range(2):
         with pytest.raises(
             BackendUnavailableError,
-            match=r"engine could not be started .*initialize returned -1 \(failed\); there is no NP",
+            match=r"engine could not be started .*initialize returned -1 \(failed\).*; there is no NPU",
         ):
-            peer.open("prefill")
+            peer.open("decode")
 
 
-@pytest.mark.usefixtures("simulated")
+@pytest.mark.usefixtures("standin")
 def test_an_npu_that_there_is_not(make: Make) -> None:
     with pytest.raises(BackendUnavailableError, match=r".*could not be started .*returned -1 \(failed\)"):
         make("peer").open("decode", device_id=8)
 
 
-@pytest.mark.usefixtures("simulated")
-@pytest.mark.parametrize("name", ["batch_transfer_sync_write", "DEVICE_URMA"])
+@pytest.mark.parametrize("name", ["TransferEngine.batch_transfer_sync_write", "TransDataOpType.DEVICE_URMA"])
 def test_version_that_lacks_something(make: Make, name: str) -> None:
-    peer = make("peer", MEMFABRIC_SIM_LACKS=name)
-    with pytest.raises(BackendUnavailableError, match=rf"MemFabric cannot be used: this version .* has no \w+\.{name}"):
+    peer = make("peer")
+    peer.open("prefill").run(remove, name)
+    peer.close()
+    with pytest.raises(BackendUnavailableError, match=rf"MemFabric cannot be used: this version .* has no {name}"):
         peer.open("prefill", data_op_type="DEVICE_URMA")
+    peer.kill()
+
+
+def remove(backend: Backend, name: str) -> None:
+    """Runs in the process: its library loses something."""
+    owner, _, attribute = name.partition(".")
+    delattr(getattr(importlib.import_module("memfabric_hybrid"), owner), attribute)

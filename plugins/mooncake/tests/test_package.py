@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.helpers.backend_peer import make
+from tests.helpers.ports import consecutive_ports
 
 from statelink.backend import BackendContext, Region
 from statelink.errors import BackendUnavailableError, TransferError
@@ -37,6 +38,11 @@ class TestPackage(PackageTests):
         {"mc": {"FORCE_TCP": "1"}},
         {"mc": {"MC_MTU": "4096"}},
         {"mc": {"mtu": "4096"}},
+        {"mc": {"MIN_RPC_PORT": "7200"}},
+        {"mc": {"MAX_RPC_PORT": "7299"}},
+        {"port": 7200},  # over TCP, an engine listens at two
+        {"port": "7299-7200"},
+        {"port": "7200-"},
     ]
 
 
@@ -53,7 +59,7 @@ def test_probe_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     # The extras bring the same ones.
     required = "".join(importlib.metadata.requires("statelink-mooncake") or ())
     for build in builds:
-        assert f"{build}>=" in required
+        assert f"{build}<0.3.14" in required
 
 
 def test_probe_without_shared_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,6 +86,25 @@ def test_probe_without_shared_libraries(monkeypatch: pytest.MonkeyPatch) -> None
     assert probe.hint == "sudo apt-get install -y libibverbs1 libnuma1"
 
 
+@pytest.mark.parametrize("library", ["libcuda.so.1", "libcudart.so.13"])
+def test_probe_of_a_build_for_another_machine(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where CUDA or the driver is missing, it names the builds."""
+
+    class Broken:
+        def find_spec(self, name: str, *args: object) -> None:
+            if name.startswith("mooncake"):
+                raise ImportError(f"{library}: cannot open shared object file: No such file or directory")
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mooncake"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    probe = MooncakeBackend.probe(Options())
+    assert not probe.ok
+    assert f"its import fails: {library}: cannot open" in probe.reason
+    assert probe.hint.startswith("a build for CUDA needs that version of CUDA, and NVIDIA's driver.")
+    assert "pip install mooncake-transfer-engine-non-cuda" in probe.hint
+
+
 @needs_mooncake
 def test_version_that_lacks_something(monkeypatch: pytest.MonkeyPatch) -> None:
     from mooncake import engine
@@ -92,6 +117,19 @@ def test_version_that_lacks_something(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "this version of Mooncake has no TransferEngine.initialize, " in probe.reason
     with pytest.raises(BackendUnavailableError, match=r"this version of Mooncake has no .*\nhint: install a newer one"):
         make(MooncakeBackend, "nobody")
+
+
+@needs_mooncake
+@pytest.mark.parametrize(
+    ("version", "ok"), [("0.3.9", False), ("0.3.11.post1", False), ("0.3.12", True), ("0.10.0", True)]
+)
+def test_release_that_reports_writes_too_early(version: str, ok: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    probe = MooncakeBackend.probe(Options())
+    assert probe.ok is ok
+    if not ok:
+        assert probe.reason.endswith(f"{version} reports a write over TCP as done before its bytes are there")
+        assert probe.hint == "install a newer one, on both sides"
 
 
 @needs_mooncake
@@ -164,17 +202,34 @@ def test_what_the_library_prints_is_kept_where_it_is_asked_for() -> None:
 
 @needs_mooncake
 def test_settings_of_the_library() -> None:
-    """The ports lie where they were put; another link of the process cannot have others."""
+    """A link without any joins those of the process; one cannot have others."""
     done = run(
-        f"import msgspec\n{IMPORTS}"
-        "mc = {'MIN_RPC_PORT': '23400', 'MAX_RPC_PORT': '23500'}\n"
-        "one, two = make(MooncakeBackend, 'one', {'mc': mc}), make(MooncakeBackend, 'two')\n"
-        "ports = [msgspec.msgpack.decode(each.descriptor())[3] for each in (one, two)]\n"
-        "assert all(23400 <= port <= 23500 for port in ports)\n"
-        "make(MooncakeBackend, 'three', {'mc': {'MIN_RPC_PORT': '23450'}})\n"
+        f"{IMPORTS}"
+        "make(MooncakeBackend, 'one', {'mc': {'TRANSFER_TIMEOUT': '10'}}), make(MooncakeBackend, 'two')\n"
+        "make(MooncakeBackend, 'three', {'mc': {'TRANSFER_TIMEOUT': '20'}})\n"
     )
     assert done.returncode == 1
-    assert "Mooncake was imported with another MC_MIN_RPC_PORT, and reads it once" in done.stderr
+    assert "Mooncake was imported with another MC_TRANSFER_TIMEOUT, and reads it once" in done.stderr
+
+
+@needs_mooncake
+def test_engines_listen_in_their_range() -> None:
+    """Each takes two ports of it; one that finds none is refused, with the range; another range is refused, too."""
+    first, *_, last = ports = consecutive_ports(4)
+    done = run(
+        f"{IMPORTS}from tests.helpers.ports import own_ports\n"
+        f"options = {{'port': '{first}-{last}'}}\n"
+        "opened = [make(MooncakeBackend, link, options) for link in '12']\n"
+        "print(sorted(own_ports()))\n"
+        "for options in (options, {'port': '7200-7299'}):\n"
+        "    try:\n"
+        "        make(MooncakeBackend, '3', options)\n"
+        "    except Exception as error:\n"
+        "        print(error)\n"
+    )
+    assert done.stdout.startswith(f"{list(ports)}\n"), done.stderr
+    assert f"hint: over TCP, it needs two free ports of {first}-{last}" in done.stdout
+    assert "Mooncake was imported with another MC_MIN_RPC_PORT, MC_MAX_RPC_PORT, and reads it once" in done.stdout
 
 
 @pytest.mark.parametrize(

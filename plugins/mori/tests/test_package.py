@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import shutil
 import socket
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from plugins.mori.tests.world import PACKAGE, REAL, changes_the_card, simulator_only
 from tests.helpers.availability import environment_of
 from tests.helpers.backend_peer import make
 
@@ -35,15 +37,16 @@ from statelink_mori import MoriBackend, Options
 class TestPackage(PackageTests):
     backend = "mori"
     library = ("mori",)
-    environment = environment_of("mori")
+    environment = {} if REAL else environment_of("mori")
     probes_elsewhere = True
     refused_options = [
         {"transport": "RDMA"},
         {"backends": {}},
         {"backends": {"FABRIC": {}}},
-        {"backends": {"RDMA": {}, "TCP": {}}},
+        {"backends": {"TCP": {}}},
         {"backends": {"RDMA": {"enable_notification": True}}},
         {"backends": {"RDMA": {"qp_per_transfer": [1]}}},
+        {"backends": {"RDMA": {"qp_per_transfer": 0}}},
         {"backends": {"RDMA": {"poll_cq_mode": "EVENT"}}},
         {"backends": {"XGMI": {}, "RDMA": {"poll_cq_mode": "event"}}},
         {"port": 1},
@@ -83,22 +86,22 @@ NEEDS = {
 }
 
 
-@pytest.mark.parametrize("transport", ["RDMA", "XGMI", "TCP"])
+@pytest.mark.parametrize("transport", ["RDMA", "XGMI"])
 def test_machine_without_anything(machine: Path, transport: str) -> None:
     probe = MoriBackend.probe(of(backends={transport: {}}))
     assert not probe.ok
-    rdma, gpus = transport == "RDMA", transport != "TCP"
+    rdma = transport == "RDMA"
     clauses = [
         f"MoRI is not installed. For {transport}, this machine lacks: the Python package mori is not installed "
-        "(it is on no package index: build it from ROCm/mori)",
+        "(its distribution is amd-mori, with wheels for CPython 3.10)",
         "the Python package torch is not installed, and mori imports it",
-        "libamdhip64.so cannot be loaded",
-        *(["librocm_smi64.so cannot be loaded", "libibverbs.so.1 cannot be loaded"] if rdma else []),
-        *([f"there is no {machine / 'dev/kfd'}: no AMD GPU, or its driver is not loaded or not visible here"] * gpus),
-        *([NEEDS[transport]] if gpus else []),
+        *(["librocm_smi64.so.1 cannot be loaded", "libibverbs.so.1 cannot be loaded"] if rdma else []),
+        f"there is no {machine / 'dev/kfd'}: no AMD GPU, or its driver is not loaded or not visible here",
+        NEEDS[transport],
         *(["no RDMA port is active"] if rdma else []),
     ]
     assert probe.reason.split("; ") == clauses
+    assert probe.hint.startswith("pip install 'statelink-mori[rocm]'")
     assert probe.details == {"gpus": "none", "active RDMA ports": "none"}
     with pytest.raises(BackendUnavailableError, match="MoRI is not installed"):
         MoriBackend(BackendContext(options=of(backends={transport: {}}), link="x"))
@@ -107,7 +110,7 @@ def test_machine_without_anything(machine: Path, transport: str) -> None:
 def put_everything(machine: Path) -> None:
     """All but an active port and a MoRI that starts."""
     put(machine, "packages/mori/__init__.py", "import sys; sys.exit('it said so')")
-    for name in ("packages/torch/__init__.py", "lib/librocm_smi64.so", "lib/libamdhip64.so", "lib/libibverbs.so.1"):
+    for name in ("packages/torch/__init__.py", "lib/librocm_smi64.so.1", "lib/libibverbs.so.1"):
         put(machine, name)
     put(machine, "dev/kfd")
     for number, identity in enumerate(["0", "5056"]):
@@ -139,7 +142,7 @@ def test_probe_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_diagnosis(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """XGMI starts without a GPU, and serves nothing: the probe succeeds then, and this says why nothing will move."""
-    for name in ("packages/mori/__init__.py", "packages/torch/__init__.py", "lib/libamdhip64.so", "dev/kfd"):
+    for name in ("packages/mori/__init__.py", "packages/torch/__init__.py", "dev/kfd"):
         put(machine, name)
     monkeypatch.delenv("MORI_IO_ENABLE_NOTIFICATION", raising=False)
     xgmi = of(backends={"XGMI": {}})
@@ -154,7 +157,6 @@ def test_diagnosis(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (environment.verdict, environment.hint) == (Verdict.PROBLEM, "unset MORI_IO_ENABLE_NOTIFICATION")
 
 
-@pytest.mark.usefixtures("simulated")
 @pytest.mark.parametrize(
     ("value", "harms"), [("1", True), ("event", True), ("EVENT", True), ("0", False), ("polling", False)]
 )
@@ -172,14 +174,12 @@ def test_event_polling_by_the_environment(monkeypatch: pytest.MonkeyPatch, value
     assert (probe.ok, probe.reason.startswith(said)) == (not harms, harms)
 
 
-@pytest.mark.usefixtures("simulated")
 def test_event_polling_is_of_rdma_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MORI_IO_POLL_CQ_MODE", "event")
-    monkeypatch.setenv("MORI_SIM_TCP", "1")
-    assert MoriBackend.probe(of(backends={"TCP": {}})).ok
+    assert MoriBackend.probe(of(backends={"XGMI": {}})).ok
 
 
-@pytest.mark.usefixtures("simulated")
+@simulator_only("two GPUs")
 @pytest.mark.parametrize(
     ("backends", "auto", "apart", "kinds", "word"),
     [
@@ -190,14 +190,12 @@ def test_event_polling_is_of_rdma_alone(monkeypatch: pytest.MonkeyPatch) -> None
         (["XGMI"], None, False, ["cuda:0"], "xgmi"),
         (["XGMI", "RDMA"], None, False, ["dram", "cuda:0"], UNKNOWN),
         (["XGMI", "RDMA"], None, True, ["cuda:0"], "rdma"),
-        (["XGMI", "TCP"], None, False, ["dram", "dram"], "tcp"),
     ],
 )
 def test_the_transport_that_is_left(
     monkeypatch: pytest.MonkeyPatch, backends: list[str], auto: str | None, apart: bool, kinds: list[str], word: str
 ) -> None:
     monkeypatch.delenv("MORI_DISABLE_AUTO_XGMI", raising=False)
-    monkeypatch.setenv("MORI_SIM_TCP", "1")
     if auto is not None:
         monkeypatch.setenv("MORI_DISABLE_AUTO_XGMI", auto)
     options: dict[str, Any] = {"backends": {name: {} for name in backends}}
@@ -217,25 +215,34 @@ def test_the_transport_that_is_left(
     there.close()
 
 
-@pytest.mark.usefixtures("simulated")
+@changes_the_card
 @pytest.mark.parametrize(
     ("options", "environment", "said"),
     [
-        ({}, {"MORI_SIM_GPUS": "0"}, r"does not start here: .*no GPU \(exit status 255\)"),
+        ({}, {"MORI_SIM_GPUS": "0"}, r"does not start here: .* 0 GPUs \(exit status 255\)"),
         ({}, {"MORI_SIM_PORTS": "0"}, r"RuntimeError: no active RDMA device on this host.*\(exit status 1\)"),
-        ({"backends": {"TCP": {}}}, {}, "this MoRI has no TCP transport: mori.io has no TcpBackendConfig"),
         (
             {"backends": {"RDMA": {"pigeons": 1}}},
             {},
             r"TypeError: __init__\(\): incompatible constructor arguments\. .*Invoked with: kwargs: pigeons=1",
         ),
-        ({"backends": {"RDMA": {"qp_per_transfer": 0}}}, {}, "RuntimeError: .*must be at least 1"),
-        ({"backends": {"TCP": {"num_data_conns": 17}}}, {"MORI_SIM_TCP": "1"}, "ValueError: TCP numDataConns must be"),
-        ({}, {"MORI_SIM_PORTS": "0", "MORI_DISABLE_AUTO_XGMI": "0"}, "no RDMA port is active, and MORI_DISABLE_AUTO"),
         (
+            {"backends": {"RDMA": {"enable_transfer_chunking": True, "chunk_bytes": 100}}},
             {},
-            {"MORI_SIM_LACKS": "IOEngine.create_session,IOEngineSession.batch_write"},
-            r"ImportError: this version of mori\.io has no IOEngine\.create_session, IOEngineSession\.batch_write",
+            "RuntimeError: Invalid RDMA config: chunkBytes must be >= 4096 when chunking is enabled",
+        ),
+        pytest.param(
+            {},
+            {"MORI_SIM_PORTS": "0", "MORI_DISABLE_AUTO_XGMI": "0"},
+            "no RDMA port is active, and MORI_DISABLE_AUTO",
+            marks=simulator_only("two GPUs"),
+        ),
+        pytest.param(
+            {},
+            {"MORI_SIM_LACKS": "IOEngine.create_session,IOEngineSession.batch_write,MemoryDesc.numa_node"},
+            r"ImportError: this version of mori\.io has no IOEngine\.create_session, IOEngineSession\.batch_write, "
+            r"MemoryDesc\.numa_node",
+            marks=simulator_only("names that can be taken away"),
         ),
     ],
 )
@@ -245,17 +252,41 @@ def test_every_way_not_to_start(
     """Some of them end the process that the library is in; it is not this one."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    lacks = r"this machine lacks: .*libamdhip64\.so cannot be loaded"
+    lacks = "this machine lacks: .*no RDMA port is active"
     with bare_machine(tmp_path), pytest.raises(BackendUnavailableError, match=rf"{said}.*{lacks}"):
         make(MoriBackend, "nobody", options)
 
 
-@pytest.mark.usefixtures("simulated")
 def test_library_that_cannot_be_imported_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine started in the other process; in this one something is in the way."""
     monkeypatch.setitem(sys.modules, "mori.io", None)
     with pytest.raises(BackendUnavailableError, match=r"cannot be imported here .*: import of mori\.io halted"):
         make(MoriBackend, "nobody")
+
+
+@pytest.mark.skipif(not REAL, reason="no wheel of MoRI is installed, whose files say what they need")
+def test_wheel_without_its_libraries(machine: Path) -> None:
+    """The loader is asked for all of them: those of ROCm, of the PCI bus, and of a release of gRPC."""
+    copied = machine / "packages/mori"
+    copied.mkdir(parents=True)
+    for each in PACKAGE.glob("*.so"):
+        if not each.is_symlink():
+            shutil.copy(each, copied)
+    put(machine, "packages/mori/__init__.py", "import mori.libmori_pybinds")
+    importlib.invalidate_caches()
+    reason = MoriBackend.probe(of(backends={"XGMI": {}})).reason
+    for name in ("libamdhip64.so.7", "libhsa-runtime64.so.1", "libpci.so.3", "libprotobuf.so.23", "libgrpc++.so.1"):
+        assert f"; {name} cannot be loaded" in reason
+
+
+def test_library_that_is_too_old(machine: Path) -> None:
+    put(machine, "packages/mori/__init__.py", "__version__ = '1.2.1'")
+    put(machine, "packages/mori/io.py")
+    reason = MoriBackend.probe(Options()).reason
+    assert reason.startswith(
+        "MoRI does not start here: ImportError: this is mori 1.2.1, which waits for ever for a peer"
+    )
+    assert "; this plugin needs amd-mori 1.2.2 (exit status 1). For RDMA, " in reason
 
 
 def test_library_that_aborts(machine: Path) -> None:
@@ -310,7 +341,6 @@ def test_keys_are_of_one_incarnation() -> None:
     assert all(key.startswith("same-") for key in keys)
 
 
-@pytest.mark.usefixtures("simulated")
 def test_regions_that_cannot_be_registered() -> None:
     array = np.zeros(100, np.uint8)
     good = Region(array.ctypes.data, 100, "cuda:1")
@@ -326,7 +356,7 @@ def test_regions_that_cannot_be_registered() -> None:
 
 
 @pytest.fixture
-def sessions(simulated: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sessions]:
+def sessions(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sessions]:
     found = Sessions(importlib.import_module("mori.io"), monkeypatch)
     yield found
     found.close()
@@ -390,6 +420,7 @@ def test_sessions_that_cover_all_memories(sessions: Sessions, local: int, remote
             assert {pair[number].data for pair in sessions.made} == {each.address for each in regions}
 
 
+@simulator_only("GPUs, and memory on several NUMA nodes")
 @pytest.mark.parametrize(
     ("local", "remote"),
     [

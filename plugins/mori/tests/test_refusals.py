@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import os
 import signal
@@ -10,9 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pytest
-from plugins.mori.tests.world import LAYOUT, SIZE, World, batch, serves
+from plugins.mori.tests.world import (
+    LAYOUT,
+    SIZE,
+    World,
+    batch,
+    changes_the_card,
+    fill,
+    serves,
+    short_queue,
+    simulator_only,
+)
 from tests.helpers.backend_peer import Peer, finish, make
 
 from statelink.backend import Batch, Blocks, Region, pack_descriptors, unpack_descriptors
@@ -22,11 +30,6 @@ from statelink_mori import MoriBackend
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-pytestmark = pytest.mark.usefixtures("simulated")
-
-OVERLAP: npt.NDArray[np.uint64] = np.arange(4, dtype=np.uint64)
 
 
 def test_memory_that_is_not_there(world: World, tmp_path: Path) -> None:
@@ -46,8 +49,10 @@ def test_memory_that_is_not_there(world: World, tmp_path: Path) -> None:
     backend.close()
 
 
-def test_a_peer_whose_memory_cannot_be_pinned(world: World, mortal: Peer) -> None:
+@changes_the_card
+def test_a_peer_whose_memory_cannot_be_pinned(world: World) -> None:
     """Connecting ends its process, not ours; the error says what it may have been, and others are served."""
+    mortal = Peer(MoriBackend, "mortal", LAYOUT).ready()
     os.truncate(mortal.worker.arena.path, SIZE)  # nothing is behind its second region any more
     backend = make(MoriBackend, "fatal")
     backend.register(world.memory.regions)
@@ -59,6 +64,7 @@ def test_a_peer_whose_memory_cannot_be_pinned(world: World, mortal: Peer) -> Non
     backend.close()
 
 
+@simulator_only("two GPUs")
 def test_pairs_that_no_transport_serves(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"backends": {"XGMI": {}}}
     peer = Peer(MoriBackend, "gpus", LAYOUT, options, "cuda:0").ready()
@@ -80,10 +86,9 @@ def test_pairs_that_no_transport_serves(world: World, monkeypatch: pytest.Monkey
 
 
 def test_peers_of_another_transport(world: World) -> None:
-    """Over TCP the library would say nothing before the first transfer, and then something else."""
-    backend = make(MoriBackend, "near", {"backends": {"TCP": {}}})
-    backend.register(world.memory.regions)
-    with pytest.raises(TransferError, match=r"its descriptor is refused: it has RDMA, we have TCP"):
+    """The library would ask at a port where nobody listens."""
+    backend = make(MoriBackend, "near", {"backends": {"XGMI": {}}})
+    with pytest.raises(TransferError, match=r"its descriptor is refused: it has RDMA, we have XGMI"):
         backend.connect("steady", world.peer.descriptor, world.peer.regions)
     backend.close()
 
@@ -91,66 +96,57 @@ def test_peers_of_another_transport(world: World) -> None:
 def with_unknown_memory(peer: Peer) -> bytes:
     """A peer's descriptor with a memory that its library does not know, or not any more."""
     head, engine, (first, second) = unpack_descriptors(peer.descriptor, nested=True)
-    key, _, *rest = msgspec.msgpack.decode(first or b"")
-    return pack_descriptors([head, engine, [msgspec.msgpack.encode([key, 77, *rest]), second]])
+    values = msgspec.msgpack.decode(first or b"")
+    values[1] = 77  # the memory's number
+    return pack_descriptors([head, engine, [msgspec.msgpack.encode(values), second]])
 
 
 def test_memory_that_the_peer_does_not_know(world: World) -> None:
-    """RDMA says so when it is connected; TCP when something moves."""
     raw = with_unknown_memory(world.peer)
     with pytest.raises(TransferError, match=r"there: .*remote MR size mismatch.*got=0; it has mori "):
         world.backend.connect("steady", raw, world.peer.regions)
-    options: dict[str, Any] = {"backends": {"TCP": {}}}
-    peer = Peer(MoriBackend, "far", LAYOUT, options).ready()
-    backend = make(MoriBackend, "near", options)
-    backend.register(world.memory.regions)
-    backend.connect("far", with_unknown_memory(peer), peer.regions)
-    said = "ERR_INVALID_ARGS: TCP: invalid write request"
-    assert finish(backend, backend.submit("far", batch(world, peer))).outcome == (False, said, False)
-    backend.connect("far", peer.descriptor, peer.regions)
-    serves(world._replace(backend=backend), peer)
-    backend.close()
-    peer.kill()
-
-
-def test_what_the_library_refuses_of_a_batch(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a status that has failed when the call returns, or after the caller stood before a full queue."""
-    from mori import simulated
-
-    monkeypatch.setattr(simulated, "MAX_MSG", 1000)
-    outcome = world.backend.submit("steady", batch(world)).outcome
-    said = "ERR_INVALID_ARGS: merged RDMA WR of 4096 bytes exceeds local max_msg_sz 1000"
-    assert outcome == (False, said, False)
-    monkeypatch.undo()
+    world.backend.connect("steady", world.peer.descriptor, world.peer.regions)
     serves(world)
-    monkeypatch.setenv("MORI_IO_QP_MAX_SEND_WR", "4")
-    monkeypatch.setenv("MORI_IO_SQ_BACKOFF_TIMEOUT_US", "1000")
-    world.hold.touch()
-    first, second = (world.backend.submit("steady", batch(world)) for _ in range(2))
-    assert second.outcome is not None
-    assert (second.outcome.ok, second.outcome.settled) == (False, False)
-    assert second.outcome.reason.startswith("ERR_RDMA_OP: SQ is full Hint: ")
-    world.hold.unlink()
-    assert finish(world.backend, first).outcome == (True, "", True)
-    options = {"backends": {"TCP": {"striping_threshold_bytes": 1024}}}
-    peer = Peer(MoriBackend, "far", LAYOUT, options).ready()
-    backend = make(MoriBackend, "near", options)
-    backend.register(world.memory.regions)
-    backend.connect("far", peer.descriptor, peer.regions)
-    good = batch(world, peer).blocks
-    overlapping = dataclasses.replace(good, target=(good.target - OVERLAP).astype(np.uint64))
-    outcome = finish(backend, backend.submit("far", Batch(overlapping, 1, 1))).outcome
-    assert outcome == (False, "ERR_INVALID_ARGS: TCP: overlapping destination segments cannot be striped", False)
+
+
+@changes_the_card
+def test_a_request_that_is_larger_than_the_card_takes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The status that the library returns has failed when the call returns."""
+    with monkeypatch.context() as patch:
+        patch.setenv("MORI_SIM_MAX_MSG", "1000")
+        backend = make(MoriBackend, "short")
+        backend.register(world.memory.regions)
+        backend.connect("steady", world.peer.descriptor, world.peer.regions)
+    outcome = backend.submit("steady", batch(world)).outcome
+    assert outcome is not None
+    assert outcome.reason.startswith("ERR_INVALID_ARGS: merged RDMA WR 0 length 4096 exceeds local max_msg_sz 1000; ")
+    assert not outcome.settled
     backend.close()
-    peer.kill()
+    serves(world)
 
 
-def test_memory_of_several_numa_nodes(world: World, mortal: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+@changes_the_card
+def test_a_send_queue_that_is_full(world: World) -> None:
+    """The caller stands before it for a while, and then the transfer fails."""
+    with short_queue():
+        backend = make(MoriBackend, "short")
+        backend.register(world.memory.regions)
+        backend.connect("steady", world.peer.descriptor, world.peer.regions)
+    world.hold.touch()
+    *posted, refused = fill(backend, world)
+    assert refused.outcome is not None
+    assert refused.outcome.reason.startswith("ERR_RDMA_OP: SQ full (batch): ep=0 depth=4 requested=1 max=4 Hint: ")
+    assert not refused.outcome.settled
+    world.hold.unlink()
+    assert {finish(backend, each).outcome for each in posted} == {(True, "", True)}
+    backend.close()
+    serves(world)
+
+
+@simulator_only("memory on several NUMA nodes")
+def test_memory_of_several_numa_nodes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pair of nodes has a connection of its own: all of them are made in ``connect``, and none in ``submit``."""
     monkeypatch.setenv("MORI_SIM_NUMA_NODES", "2")
-    from mori import simulated
-
-    monkeypatch.setattr(simulated, "control_timeout", lambda: 150)
     peer = Peer(MoriBackend, "nodes", LAYOUT).ready()
     backend = make(MoriBackend, "numa")
     backend.register(world.memory.regions)
@@ -163,17 +159,6 @@ def test_memory_of_several_numa_nodes(world: World, mortal: Peer, monkeypatch: p
         blocks = Blocks(good.source + shifts[0], good.target + shifts[1], good.nbytes, here, there)
         transfer = finish(backend, backend.submit("nodes", Batch(blocks, 1, 1)))
         assert transfer.outcome == (True, "", True)
-    backend.close()
-    peer.kill()
-
-
-def test_tcp_peers_with_other_data_connections(world: World) -> None:
-    """The library would connect, and lose the connection with each transfer."""
-    peer = Peer(MoriBackend, "far", LAYOUT, {"backends": {"TCP": {"num_data_conns": 4}}}).ready()
-    backend = make(MoriBackend, "near", {"backends": {"TCP": {}}})
-    backend.register(world.memory.regions)
-    with pytest.raises(TransferError, match=r"its num_data_conns is b'4', ours is 8: TCP needs equal ones"):
-        backend.connect("far", peer.descriptor, peer.regions)
     backend.close()
     peer.kill()
 

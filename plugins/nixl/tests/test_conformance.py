@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 import pytest
 
 from statelink.testing import BackendTests
@@ -9,6 +11,7 @@ from statelink.testing import BackendTests
 
 class TestNixl(BackendTests):
     backend = "nixl"
+    moved_by = f"NIXL {version('nixl')}, over UCX"
 
 
 @pytest.mark.soak

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.helpers.availability import OPTIONS
 from tests.link.processes.sides import POOLS
 
 if TYPE_CHECKING:
@@ -59,9 +58,8 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 """Backends and how they move bytes."""
 SIMULATED: dict[str, dict[str, Any]] = {
-    f"{name}{how}": {"options": OPTIONS.get(name, {}), **more}
-    for name in ("mori", "ascend")
-    for how, more in (("", {}), (" staged", {"staging": STAGED}))
+    "mori": {},
+    "mori staged": {"staging": STAGED},
 }
 """Those whose library may be a simulator."""
 

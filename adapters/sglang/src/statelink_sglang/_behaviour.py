@@ -17,16 +17,18 @@ class Behaviour(NamedTuple):
         device_only: The value of ``disaggregation_decode_host_receive_threshold`` with which nothing is received into
             memory of the host.
         agrees: Whether the ranks of decode agree on the round in which they give the memory of a failed request back.
+        counts_held: Whether a scheduler that holds such memory says that it is not idle.
     """
 
     until: int = 2
     device_only: float = 1
     agrees: bool = True
+    counts_held: bool = True
 
 
 RELEASES = {
-    "0.5.22": Behaviour(agrees=False),
-    "0.5.21": Behaviour(until=1, device_only=0, agrees=False),
+    "0.5.22": Behaviour(agrees=False, counts_held=False),
+    "0.5.21": Behaviour(until=1, device_only=0, agrees=False, counts_held=False),
 }
 
 BEHAVIOUR = RELEASES.get(SEAM.release(), Behaviour())

@@ -1,4 +1,4 @@
-"""The memory of failed requests on decode: every rank gives it back in the same round.
+"""The memory of failed requests on decode: every rank gives it back in the same round, and no flush of a pool does.
 
 SGLang keeps the memory of a failed request until nothing writes to it any more, and each rank knows that of its own
 memory alone. If one rank gave it back before another, they would make different batches, and wait for each other for
@@ -52,9 +52,21 @@ def around_resolve(original: Callable[..., Any], queue: Any) -> Any:
     return resolving(queue, free_entries(queue, manager), lambda: original(queue))
 
 
-AROUND: dict[str, Callable[..., Any]] = (
-    {}
-    if BEHAVIOUR.agrees
-    else {"sglang.srt.disaggregation.decode.DecodeTransferQueue.resolve_deferred_releases": around_resolve}
-)
+def around_is_fully_idle(
+    original: Callable[..., bool], scheduler: Any, for_health_check: bool = False, ignore_waiting: bool = False
+) -> bool:
+    """Around ``Scheduler.is_fully_idle``, where SGLang does not count the memory that is still held.
+
+    It would flush its pools while something writes to that memory, and then give it back a second time.
+    """
+    idle = original(scheduler, for_health_check, ignore_waiting)
+    queue = getattr(scheduler, "disagg_decode_transfer_queue", None)
+    return idle and (for_health_check or queue is None or not queue.has_pending_deferred_releases())
+
+
+AROUND: dict[str, Callable[..., Any]] = {}
 """Each target, and its hook."""
+if not BEHAVIOUR.agrees:
+    AROUND["sglang.srt.disaggregation.decode.DecodeTransferQueue.resolve_deferred_releases"] = around_resolve
+if not BEHAVIOUR.counts_held:
+    AROUND["sglang.srt.managers.scheduler.Scheduler.is_fully_idle"] = around_is_fully_idle

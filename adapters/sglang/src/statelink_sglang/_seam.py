@@ -103,6 +103,8 @@ SCHEDULER_CALLS: dict[str, str] = {
     f"{DECODE}:DecodePreallocQueue._ensure_prefill_info": "self addr_to_reqs",
     f"{DECODE}:DecodePreallocQueue.prefetch_prefill_dp_rank_queries": "self",
     f"{DECODE}:DecodeTransferQueue.resolve_deferred_releases": "self",
+    f"{DECODE}:DecodeTransferQueue.has_pending_deferred_releases": "self",
+    f"{SCHEDULER}:Scheduler.is_fully_idle": "self for_health_check ignore_waiting",
     f"{STAGES}:SchedulerPPMixin._pp_pd_get_decode_transferred_ids": "self",
     f"{STAGES}:SchedulerPPMixin._pp_recv_pyobj_from_prev_stage": "self",
     f"{STAGES}:SchedulerPPMixin.get_rids": "self req_queue is_send poll_statuses_group",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -98,14 +99,18 @@ class _Batch:
         self.failed: OSError | None = None
         self._pid = pid
         self._grant = grant
-        self._pieces = pieces
-        """Where pieces begin and end. Taking one is a single step of the interpreter, so that no two threads take the
-        same."""
+        self._pieces = deque(pieces)
+        """Where pieces begin and end. A deque gives each of them to one thread. An iterator that threads share does so
+        only where the interpreter has a lock."""
 
     def work(self, source: Vectors, target: Vectors, look: Callable[[], None]) -> int:
         """Copy pieces until there are none left. Returns how many bytes. One of the threads that copy runs this."""
         moved = 0
-        for start, stop in self._pieces:
+        while True:
+            try:
+                start, stop = self._pieces.popleft()
+            except IndexError:
+                return moved
             position = start
             while position < stop:
                 if self.ended:
@@ -123,7 +128,6 @@ class _Batch:
                     self._grant.leave()
                 position += done
                 moved += done
-        return moved
 
 
 def _pieces(total: int, piece: int, threads: int) -> Iterator[tuple[int, int]]:

@@ -196,6 +196,8 @@ class Suite:
     a number of bytes. Its result has an ``address``, and ``write(at, data)`` and ``read(at, data)`` for arrays."""
     simulator: ClassVar[bool] = False
     """Whether a stand-in for the real library moves the bytes."""
+    moved_by: ClassVar[str] = ""
+    """What moves the bytes, for the report: the library, its version, and what it runs on."""
     deviations: ClassVar[Mapping[str, str]] = {}
     """Clauses that this backend is known to break: name of the test to reason. If the backend keeps such a clause, the
     clause fails, so that the entry is removed."""

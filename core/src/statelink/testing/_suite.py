@@ -37,6 +37,7 @@ class BackendTests(
         memory: Kind of the memory that is moved: ``dram``, or that of a device such as ``cuda:0``.
         allocator: Function that allocates memory of a device, as ``module:name``; torch if empty.
         simulator: Whether a stand-in for the real library moves the bytes.
+        moved_by: What moves the bytes, for the report: the library, its version, and what it runs on.
         deviations: Clauses that the backend is known to break: name of the test to reason. They are strict expected
             failures: if the backend keeps such a clause, the clause fails.
     """

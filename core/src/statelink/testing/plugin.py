@@ -115,6 +115,7 @@ def _keep(item: pytest.Item, suite: Any, report: pytest.TestReport, error: BaseE
             backend=suite.backend,
             options=dict(suite.options),
             memory=memory_of(item.config, suite),
+            moved_by=suite.moved_by,
             untested=untested(suite, memory_of(item.config, suite)),
             clauses=[],
             states=[],
@@ -276,8 +277,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Say which declared kinds of memory no test class has moved."""
+    """Say what moved the bytes, and which declared kinds of memory no test class has moved."""
     runs = list(config.stash[_RUNS].values())
+    for backend, moved_by in sorted({(run.backend, run.moved_by) for run in runs if run.moved_by}):
+        terminalreporter.write_line(f"{backend}: bytes were moved by {moved_by}")
     moved = {(run.backend, run.memory.partition(":")[0]) for run in runs}
     lacks = {(run.backend, kind) for run in runs for kind in run.untested} - moved
     for backend, kind in sorted(lacks):

@@ -59,6 +59,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         backend: Name of the backend.
         options: Its options.
         memory: Kind of the memory that was moved.
+        moved_by: What moved the bytes, as the test class says.
         untested: Other kinds that it declares, and that this run has not moved.
         clauses: Every clause that was run.
         states: State types that were moved through real links.
@@ -68,6 +69,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     options: Mapping[str, Any]
     memory: str = "dram"
+    moved_by: str = ""
     untested: list[str] = []
     clauses: list[Clause]
     states: list[Cell]

@@ -31,7 +31,7 @@ from statelink.backend import (
 from statelink.backend.native import session, unregistered
 from statelink.errors import BackendUnavailableError, TransferError
 
-from ._contacts import WAITS, Contacts, Unreached
+from ._contacts import Contacts, Unreached
 from ._descriptor import Descriptor
 from ._door import Door, unanswered
 from ._library import REFUSED, Library
@@ -51,6 +51,8 @@ _taken = threading.Lock()
 """Held while this process has an engine. The library can start once in a process; a second start breaks the first."""
 _last: Contacts | None = None
 """First contacts of this process's last engine."""
+_device: int | None = None
+"""The NPU of this process's first engine. The library keeps to it, and fails without a word on another."""
 
 
 class _Peer:
@@ -99,7 +101,7 @@ class AscendBackend(Backend):
     strategies: ClassVar = {"*": DIRECT}
 
     def __init__(self, context: BackendContext) -> None:
-        global _last
+        global _last, _device
         options = context.options
         who = {"backend": self.name, "host": context.host}
         if context.role not in ROLES:
@@ -122,8 +124,9 @@ class AscendBackend(Backend):
         if not _taken.acquire(blocking=False):
             what = "this process has a link over MemFabric, and the library starts once in a process"
             waits = _last.lingers() if _last else ""
-            cause = f"that link is closed, and the library still waits for the engine at {waits}" if waits else ""
-            hint = WAITS if waits else "close that link, or open this one in another process"
+            cause = f"that link is closed, and the library still waits for {waits}" if waits else ""
+            hint = "see whether that peer still runs" if waits else "close that link"
+            hint += ", or open this one in another process"
             raise BackendUnavailableError(what, cause=cause, hint=hint, **who)
         self._options = options
         self._link = context.link
@@ -141,9 +144,13 @@ class AscendBackend(Backend):
             reason = self._library.start(session(context.host, 0), self._role, options.device_id, options.nic)
         except Exception as error:  # whatever its native modules raise
             reason = f"{type(error).__name__}: {error}"
+        if _device is None and not reason:
+            _device = options.device_id
         if reason:
             self.close()
-            cause = "; ".join([reason, *missing()])
+            kept = _device not in (None, options.device_id)
+            why = [f"this process was on device_id {_device}, and the library keeps to that"] if kept else missing()
+            cause = "; ".join([reason, *why])
             raise BackendUnavailableError("MemFabric's engine could not be started", cause=cause, **who)
 
     @classmethod
@@ -259,8 +266,9 @@ class AscendBackend(Backend):
         self._peers.pop(peer, None)
 
     def close(self) -> None:
-        """Destroy the engine, which takes seconds.
+        """Destroy the engine, which takes seconds. Returns after `connect_timeout` at the latest.
 
+        The library takes leave of every peer, and waits for one that stands still. The engine is then destroyed later.
         If a first contact still waits, it destroys the engine when it ends.
         """
         self._closing = True
@@ -295,8 +303,14 @@ class AscendBackend(Backend):
         return f"its engine at {session} cannot be reached: {reason}"
 
     def _release(self) -> None:
-        """Destroy the engine. `Contacts` calls it once."""
+        """Destroy the engine, on a thread of its own, and wait for a while. `Contacts` calls it once."""
         engine, self._engine = self._engine, None
+        ending = threading.Thread(target=self._end, args=(engine,), name="statelink-ascend-end", daemon=True)
+        ending.start()
+        ending.join(self._options.connect_timeout)
+
+    def _end(self, engine: Any) -> None:
+        """Runs on that thread."""
         try:
             for end in (engine.destroy, engine.unInitialize):
                 self._library.call(end)  # an error must stop neither the other call nor the next link

@@ -122,6 +122,8 @@ class Contacts:
             self._release()
 
     def lingers(self) -> str:
-        """The peer to which a contact continues after `close`, or nothing."""
+        """What the library still waits for after `close`, as a clause, or nothing."""
         contact = self._contact
-        return str(contact) if self._closed and contact else ""
+        if not self._closed:
+            return ""
+        return f"the engine at {contact}" if contact else "a peer that does not answer, of which it takes leave"

@@ -24,12 +24,18 @@ log = logging.getLogger("statelink.ascend")
 SET = ("MF_LOG_LEVEL", "ASCEND_MF_LOG_LEVEL")
 """If one of these variables is set, the user has chosen what to log, and nothing is changed."""
 ERRORS, NOTHING = 3, "4"
-LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
-"""Levels by the library's numbers. Higher numbers are traces."""
+LEVELS = {ERRORS: logging.ERROR, 4: logging.CRITICAL}
+"""Levels by the library's numbers, from errors on. Higher numbers are traces."""
+
+
+_led: Any = None
+"""The library whose lines go to the logger."""
 
 
 def imported() -> tuple[Any, bool]:
     """The library, and whether its log may be redirected. It reads its level when it is imported."""
+    if _led is not None and sys.modules.get("memfabric_hybrid") is _led:
+        return _led, True
     ours = "memfabric_hybrid" not in sys.modules and not any(name in os.environ for name in SET)
     with environment({"MF_LOG_LEVEL": NOTHING}) if ours else contextlib.nullcontext():
         module = importlib.import_module("memfabric_hybrid")
@@ -37,9 +43,12 @@ def imported() -> tuple[Any, bool]:
 
 
 def lead(module: Any) -> None:
-    """Send its lines to the logger ``statelink.ascend``."""
-    module.set_extern_logger(_line)
-    atexit.register(_mute)
+    """Send its lines to the logger ``statelink.ascend``. Does so once in a process."""
+    global _led
+    if module is not _led:
+        module.set_extern_logger(_line)
+        atexit.register(_mute)
+        _led = module
 
 
 def level(module: Any) -> None:
@@ -48,9 +57,15 @@ def level(module: Any) -> None:
 
 
 def _line(severity: int, text: str) -> None:
-    """Log one line. Called on the library's threads, which an exception would end."""
+    """Log one line. Called on the library's threads, which an exception would end.
+
+    While an engine starts, the library writes at the level that it was imported with. What is less than an error is
+    dropped then, too.
+    """
+    if severity < ERRORS:
+        return
     with contextlib.suppress(Exception):
-        log.log(LEVELS[severity] if 0 <= severity < len(LEVELS) else logging.DEBUG, "%s", text)
+        log.log(LEVELS.get(severity, logging.DEBUG), "%s", text)
 
 
 def _mute() -> None:

@@ -1,9 +1,8 @@
-"""The backend: one engine for each link. Its calls return when their bytes have moved."""
+"""The backend: one engine for each link. The library moves batches in threads of its own, and is asked how they are."""
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -18,7 +17,6 @@ from statelink.backend import (
     Check,
     Ends,
     Fence,
-    Outcome,
     Probe,
     RawLibrary,
     Region,
@@ -33,26 +31,12 @@ from ._descriptor import Descriptor
 from ._diagnosis import diagnose
 from ._left import Left
 from ._library import Library, absent, forced_tcp
+from ._moving import Moving, Peer, Submitter
 from ._options import Options
 from ._raw import RawMooncake
-from ._settings import ENTRIES
+from ._settings import ENTRIES, transfer_seconds
 
 __all__ = ["MooncakeBackend"]
-
-
-class _Peer:
-    """An engine elsewhere."""
-
-    __slots__ = ("lock", "session", "table")
-
-    def __init__(self, address: str, table: RegionTable) -> None:
-        self.session = address
-        self.table = table
-        self.lock = threading.Lock()
-        """Held during a transfer to the peer.
-
-        Its limit on entries is for the peer, so two batches at once could fail.
-        """
 
 
 class MooncakeBackend(Backend):
@@ -75,8 +59,8 @@ class MooncakeBackend(Backend):
         max_transfers=1,
         joins_rooms=True,
         thread_safe=True,
-        # Over TCP, calls to other peers go on while one waits for a stopped peer. The one that waits keeps a core busy.
-        stalled_peers=32,
+        stalled_peers=None,
+        prompt_bytes=2 << 20,  # the library queues blocks: 100 µs for as many as small requests have
         single_process=True,
         priority=40,
         block_seconds=17e-6,  # measured for one entry of a batch over its TCP transport
@@ -101,24 +85,25 @@ class MooncakeBackend(Backend):
         self._host = context.host
         self._table = RegionTable((), self.name)
         self._addresses: list[int] = []
-        self._peers: dict[str, _Peer] = {}
-        self._engine: Any
-        self._engine, status = self._library.engine(context.host, context.options)
+        self._peers: dict[str, Peer] = {}
+        engine, status = self._library.engine(context.host, context.options)
         if status != 0:
             raise BackendUnavailableError(
                 "Mooncake's engine could not be started",
                 cause=f"it returned {status}, and printed why to standard error",
+                hint=f"over TCP, it needs two free ports of {context.options.port}" if context.options.port else "",
                 backend=self.name,
                 library=self._library.version,
                 host=context.host,
             )
+        self._submitter = Submitter(engine, transfer_seconds())
         self._left = Left()
         possible = self.transports(context.options)
         if len(possible) == 1:
             (self._transport,) = possible
         elif possible:
             # A regular build that finds a device uses RDMA for everything, or does not start.
-            self._transport = "rdma" if self._library.finds_devices(self._engine, context.options) else "tcp"
+            self._transport = "rdma" if self._library.finds_devices(engine, context.options) else "tcp"
 
     @classmethod
     def raw(cls, name: str, options: Any, host: str, regions: Sequence[Region]) -> RawLibrary:
@@ -187,54 +172,50 @@ class MooncakeBackend(Backend):
         # delay all other transfers for a minute. The probe holds no lock.
         status = engine.send_probe(address)
         if status == 0:
-            status = engine.batch_transfer_sync_write(address, [], [], [])
+            status = self._submitter.open(address)
         if status != 0:
             cause = f"its engine at {address} ({offered.library}) does not answer {self._library.version}: {status}"
             raise Descriptor.refused(peer, cause)
         self._left.remove(address)
-        self._peers[peer] = _Peer(address, RegionTable(regions, self.name))
+        self._peers[peer] = Peer(address, RegionTable(regions, self.name))
 
     def submit(self, peer: str, batch: Batch) -> Transfer:
-        """Move a batch. Returns when it has moved or failed."""
-        engine = self._open()
+        """Hand a batch to the library. Waits for nobody."""
+        self._open()
         remote = self._peers.get(peer)
         if remote is None:
             raise TransferError("the peer is not connected", backend=self.name, peer=peer)
         # The library does not check local blocks, and checks remote ones only after it has begun to move others.
         ends = Ends.of(batch, self._table, remote.table)
-        columns = ends.here.tolist(), ends.there.tolist(), ends.nbytes.tolist()
-        with remote.lock:
-            status = engine.batch_transfer_sync_write(remote.session, *columns)
-        if status == 0:
-            return Transfer(Outcome(True))
-        # The library gives no reason. Its threads may continue with any part of the batch: if the peer was only
-        # stopped, they read the source minutes later. Only the engine's end proves that they have ended.
-        reason = f"Mooncake returned {status} for {batch.blocks.count} blocks; it prints why to standard error"
-        return Transfer(Outcome(False, reason, settled=False))
+        return Moving(self._submitter, remote, ends)
 
     def poll(self, transfers: Sequence[Transfer]) -> None:
-        """Does nothing, because the library has no transfers in progress."""
+        """Ask the library for the state of batches, and submit those that had to wait."""
+        for each in transfers:
+            if isinstance(each, Moving):
+                each.poll()
 
     def disconnect(self, peer: str) -> None:
         """Forget a peer. Over TCP, the library keeps its connections until the peer's process has ended."""
         known = self._peers.pop(peer, None)
         if known is not None and self._transport == "tcp" and len(known.table.starts):
             self._left.add(known.session, int(known.table.starts[0]))
-        engine = self._engine
+        engine = self._submitter.engine
         if engine is not None:
             self._left.look(engine)
 
     def close(self) -> None:
         """Destroy the engine. Its destructor joins threads for about a second, in which no Python thread runs."""
-        engine, self._engine = self._engine, None
+        engine = self._submitter.take()
         self._peers.clear()
         if engine is not None and self._addresses:
             engine.batch_unregister_memory(self._addresses)
 
     def _open(self) -> Any:
-        if self._engine is None:
+        engine = self._submitter.engine
+        if engine is None:
             raise TransferError("the backend is closed", backend=self.name)
-        return self._engine
+        return engine
 
     def _unregistered(self, index: int, region: Region, cause: str) -> TransferError:
         return unregistered(index, region, cause, backend=self.name, library=self._library.version)

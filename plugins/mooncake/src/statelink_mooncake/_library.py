@@ -7,6 +7,7 @@ import importlib
 import importlib.metadata
 import json
 import os
+import re
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ __all__ = ["BUILDS", "PACKAGES", "Library", "absent", "forced_tcp", "loads"]
 
 BUILDS = (
     "pip install mooncake-transfer-engine-non-cuda; where memory is CUDA's, mooncake-transfer-engine for CUDA 12, "
-    "or mooncake-transfer-engine-cuda13 for CUDA 13"
+    "or mooncake-transfer-engine-cuda13 for CUDA 13; the plugin's README names builds for other machines"
 )
 """A hint: every build installs the same module, so exactly one has to be chosen."""
 PACKAGES = {
@@ -35,7 +36,12 @@ PACKAGES = {
 """Shared libraries that builds of Mooncake need from the system, and their Debian packages."""
 
 MEMORY, SYNC = "batch_register_memory batch_unregister_memory", "batch_transfer_sync_write batch_transfer_sync_read"
-NEEDED = {"TransferEngine": f"initialize get_rpc_port get_local_topology send_probe {MEMORY} {SYNC}"}
+ASYNC = "batch_transfer_async_write get_batch_transfer_status transfer_submit_write transfer_check_status"
+NEEDED = {"TransferEngine": f"initialize get_rpc_port get_local_topology send_probe {MEMORY} {SYNC} {ASYNC}"}
+
+OLDEST = 0, 3, 12
+"""The first release whose TCP transport waits for the peer's word that the bytes of a write are in its memory."""
+RELEASE = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 _setup = threading.Lock()
 
@@ -56,7 +62,7 @@ class Library:
                 settings in ``options``.
         """
         with _setup:
-            apply(options.mc)
+            apply(options.settings)
             module = importlib.import_module("mooncake.engine")
         lacks = lacking(module, NEEDED)
         if lacks:
@@ -64,12 +70,17 @@ class Library:
         self._engine: Any = module.TransferEngine
         found = importlib.metadata.packages_distributions().get("mooncake", ())
         self.distribution = found[0] if found else "mooncake"
-        self.version = f"{self.distribution} {importlib.metadata.version(found[0])}" if found else "mooncake"
+        version = importlib.metadata.version(found[0]) if found else ""
+        self.version = f"{self.distribution} {version}".strip()
+        read = RELEASE.match(version)
+        if read and tuple(map(int, read.groups())) < OLDEST:
+            reason = f"{self.version} reports a write over TCP as done before its bytes are there"
+            raise Unusable(reason, "install a newer one, on both sides")
 
     @property
     def cuda(self) -> bool:
         """Whether this build knows CUDA memory, by its name."""
-        return not self.distribution.endswith("non-cuda")
+        return not self.distribution.endswith(("non-cuda", "npu"))
 
     def engine(self, host: str, options: Options) -> tuple[Any, int]:
         """An engine at ``host``, and its status: 0 if it listens."""
@@ -98,6 +109,8 @@ def absent(error: Exception) -> tuple[str, str]:
     if isinstance(error, ModuleNotFoundError) and error.name in ("mooncake", "mooncake.engine"):
         return "Mooncake's TransferEngine is not installed", BUILDS
     reason = f"Mooncake is installed, and its import fails: {error}"
+    if "libcuda" in str(error):  # the runtime of one version of CUDA, or NVIDIA's driver
+        return reason, f"a build for CUDA needs that version of CUDA, and NVIDIA's driver. Other builds: {BUILDS}"
     missing = [package for library, package in PACKAGES.items() if not loads(library)]
     if missing and "cannot open shared object file" in str(error):
         return reason, f"sudo apt-get install -y {' '.join(missing)}"

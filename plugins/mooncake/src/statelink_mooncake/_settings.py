@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 
-__all__ = ["ENTRIES", "Unusable", "apply"]
+__all__ = ["ENTRIES", "Unusable", "apply", "transfer_seconds"]
 
 ENTRIES = 1024
 """How many entries the library's TCP transport takes to a peer, unless it is told otherwise."""
@@ -33,7 +34,8 @@ def apply(settings: Mapping[str, str]) -> None:
         differ = [name for name, value in wanted.items() if os.environ.get(name) != value]
         if differ:
             reason = f"Mooncake was imported with another {', '.join(differ)}, and reads it once for the whole process"
-            raise Unusable(reason, "give all links of a process the same `mc`, and open one before you import Mooncake")
+            hint = "give all links of a process the same `port` and `mc`, and open one before Mooncake is imported"
+            raise Unusable(reason, hint)
     elif wanted.get("MC_LOG_DIR", os.environ.get("MC_LOG_DIR")) is not None:
         # With it, version 0.3.13 starts its logging twice, and its import ends the process with SIGABRT.
         raise Unusable("Mooncake ends the process when it is imported with MC_LOG_DIR set", "unset MC_LOG_DIR")
@@ -44,3 +46,12 @@ def apply(settings: Mapping[str, str]) -> None:
     os.environ.update(wanted)
     # Without this, each engine prints a dozen lines.
     os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
+
+
+def transfer_seconds() -> int:
+    """After how many seconds an engine that starts here gives up a transfer: as it reads that itself, 5 at least."""
+    written = os.environ.get("MC_TRANSFER_TIMEOUT")
+    if written is None:
+        return 30
+    digits = re.match(r"\s*\d+", written)
+    return max(5, int(digits[0]) if digits else 0)

@@ -10,7 +10,12 @@ from typing import Any, TypeVar
 _Kind = TypeVar("_Kind", bound="_Checked")
 
 
-class _Native(enum.Enum):
+class _Type(enum.EnumMeta):
+    def __getitem__(cls, name: Any) -> Any:
+        raise TypeError("'pybind11_type' object is not subscriptable")
+
+
+class _Native(enum.Enum, metaclass=_Type):
     def __int__(self) -> int:
         return int(self.value)
 
@@ -34,6 +39,12 @@ class PollCqMode(_Native):
     EVENT = 1
 
 
+class PeerFailureReason(_Native):
+    UNKNOWN = 0
+    PEER_UNREACHABLE = 1
+    LOCAL_QP_ERROR = 2
+
+
 class _Checked:
     """Fields take what their C++ type takes."""
 
@@ -41,15 +52,10 @@ class _Checked:
         if name not in self.__class__.__annotations__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         wanted = str(self.__class__.__annotations__[name])
-        kinds: dict[str, tuple[type, ...]] = {
-            "int": (int,),
-            "bool": (bool,),
-            "str": (str,),
-            "PollCqMode": (PollCqMode,),
-        }
-        if not isinstance(value, kinds[wanted]) or (wanted == "int" and isinstance(value, bool)):
+        kinds = {"int": int, "bool": int, "str": str, "PollCqMode": PollCqMode}
+        if not isinstance(value, kinds[wanted]):
             raise TypeError(f"{type(self).__name__}.{name}: incompatible type {type(value).__name__}")
-        super().__setattr__(name, value)
+        super().__setattr__(name, {"int": int, "bool": bool}.get(wanted, lambda same: same)(value))
 
 
 def _bound(kind: type[_Kind]) -> type[_Kind]:
@@ -105,25 +111,6 @@ class XgmiBackendConfig(_Checked):
     num_events: int = 64
 
 
-@_bound
-@dataclass(eq=False)
-class TcpBackendConfig(_Checked):
-    sock_sndbuf_bytes: int = 32 << 20
-    sock_rcvbuf_bytes: int = 32 << 20
-    op_timeout_ms: int = 30000
-    enable_keepalive: bool = True
-    keepalive_idle_sec: int = 30
-    keepalive_intvl_sec: int = 10
-    keepalive_cnt: int = 3
-    enable_ctrl_nodelay: bool = True
-    num_data_conns: int = 8
-    striping_threshold_bytes: int = 65536
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.num_data_conns <= 16:
-            raise ValueError("TCP numDataConns must be in [1, 16]")
-
-
 _ENVIRONMENT = {
     "qp_per_transfer": "MORI_IO_QP_PER_TRANSFER",
     "post_batch_size": "MORI_IO_POST_BATCH_SIZE",
@@ -154,8 +141,8 @@ def effective(config: RdmaBackendConfig) -> RdmaBackendConfig:
             setattr(made, name, text.lower() in ("1", "true", "on"))
         else:
             setattr(made, name, int(text))
-    if made.qp_per_transfer < 1 or (made.enable_notification and made.notif_per_qp < 1):
-        raise RuntimeError("RdmaBackendConfig: qp_per_transfer and notif_per_qp must be at least 1")
+    if made.enable_notification and made.notif_per_qp < 1:
+        raise RuntimeError("Invalid RDMA config: notifPerQp must be >= 1 when notification is enabled")
     if made.enable_transfer_chunking and made.chunk_bytes < 4096:
-        raise RuntimeError("RdmaBackendConfig: chunk_bytes must be at least 4096")
+        raise RuntimeError("Invalid RDMA config: chunkBytes must be >= 4096 when chunking is enabled")
     return made

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import msgspec
 
 from ._configs import MemoryLocationType
 
 _Kind = TypeVar("_Kind", bound="_Desc")
+
+
+def _field(name: str) -> property:
+    """Attributes of the class, too, as those of the library's bindings are."""
+
+    def value(desc: _Desc) -> Any:
+        return desc.__dict__["_values"][name]
+
+    return property(value)
 
 
 class _Desc:
@@ -18,10 +27,13 @@ class _Desc:
     def __init__(self) -> None:
         raise TypeError(f"{type(self).__name__}: No constructor defined!")
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name not in type(self)._fields:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return self.__dict__["_values"][name]
+    def __init_subclass__(cls) -> None:
+        for name in cls._fields:
+            setattr(cls, name, _field(name))
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"property {name!r} of {type(self).__name__!r} object has no setter")
@@ -44,7 +56,9 @@ class _Desc:
             RuntimeError: They are something else.
         """
         if not isinstance(data, bytes):
-            raise TypeError("unpack(): incompatible function arguments")
+            raise TypeError("unpack(): incompatible function arguments. The following argument types are supported:")
+        if not data:
+            raise RuntimeError("insufficient bytes")
         try:
             found = msgspec.msgpack.decode(data, type=list[Any])
         except msgspec.MsgspecError as error:

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _host, simulated
-from ._configs import BackendType, IOEngineConfig, MemoryLocationType, RdmaBackendConfig
+from . import _host
+from ._configs import BackendType, IOEngineConfig, MemoryLocationType, RdmaBackendConfig, XgmiBackendConfig
 from ._descs import EngineDesc, MemoryDesc, made
 from ._memory import Table
-from ._onesided import Rdma, Xgmi
-from ._tcp import Tcp
+from ._onesided import PeerFailureEvent, Rdma, Xgmi
 
 if TYPE_CHECKING:
     from ._host import U64
     from ._status import TransferStatus
+
+
+UNFIT = "incompatible function arguments. The following argument types are supported:"
 
 
 class Core:
@@ -34,18 +36,18 @@ class Core:
         self.node = os.environ.get("MORI_NODE_ID") or socket.gethostname()
 
     def select(self, local: MemoryDesc, remote: MemoryDesc) -> Any:
-        """XGMI if it can, else RDMA if it knows the engine, else TCP."""
+        """XGMI if it can, else RDMA if it knows the engine."""
         xgmi = self.backends.get(BackendType.XGMI)
         if xgmi is not None and Xgmi.can(local, remote, xgmi.remotes.get(remote.engine_key), self.node):
             return xgmi
         rdma = self.backends.get(BackendType.RDMA)
         if rdma is not None and remote.engine_key in rdma.remotes:
             return rdma
-        return self.backends.get(BackendType.TCP)
+        return None
 
     def wait(self) -> None:
         """Until the bytes of an operation may move, or the engine is destroyed."""
-        simulated.delay()
+        time.sleep(_host.delay())
         while _host.held() and self.running:
             time.sleep(0.001)
 
@@ -83,20 +85,23 @@ class IOEngine:
         if type is BackendType.RDMA:
             if not (auto and _host.active_ports() < 1):
                 if config is not None and not isinstance(config, RdmaBackendConfig):
-                    raise TypeError("create_backend(): incompatible function arguments")
+                    raise TypeError(f"CreateBackend(): {UNFIT}")
                 core.backends[type] = Rdma(core, config)
             else:
+                if _host.gpus() < 2:
+                    said = "no active RDMA device and no usable GPU P2P; cannot create any backend"
+                    raise RuntimeError(said)
                 core.config.port = 1
             if auto and _host.gpus() > 1:
                 core.backends.setdefault(BackendType.XGMI, Xgmi(core))
         elif type is BackendType.XGMI:
             core.backends[type] = Xgmi(core)
-        elif type is BackendType.TCP and _host.has_tcp():
-            core.backends[type] = Tcp(core, config)
         elif type is BackendType.FABRIC:
             return  # its memory cannot be had here
         elif config is None:
             raise NotImplementedError("backend not implemented yet")
+        elif not isinstance(config, RdmaBackendConfig | XgmiBackendConfig):
+            raise TypeError(f"CreateBackend(): {UNFIT}")
         else:
             _host.abort('Assertion `false && "not implemented"\' failed')
 
@@ -136,6 +141,12 @@ class IOEngine:
         for backend in core.backends.values():
             backend.memories.pop(desc.id, None)
 
+    def pop_peer_failure(self) -> PeerFailureEvent | None:
+        """The oldest failure of a connection that nobody has taken."""
+        rdma = self._core.backends.get(BackendType.RDMA)
+        found: PeerFailureEvent | None = rdma.pop_failure() if rdma is not None else None
+        return found
+
     def create_session(self, local: MemoryDesc, remote: MemoryDesc) -> IOEngineSession | None:
         """A session, or ``None`` where no transport can serve the pair.
 
@@ -160,37 +171,34 @@ class IOEngineSession:
         return next(self._alive().uids)
 
     def batch_write(self, *args: Any) -> TransferStatus:
-        return self._batch("write", *args)
+        return self._batch("BatchWrite", *args)
 
     def batch_read(self, *args: Any) -> TransferStatus:
-        return self._batch("read", *args)
+        return self._batch("BatchRead", *args)
 
     def _alive(self) -> Core:
         if not self._core.running or self._backend not in self._core.backends.values():
             _host.abort("a session outlived its engine or its backend")
         return self._core
 
-    def _batch(self, kind: str, near: Any, far: Any, sizes: Any, uid: int) -> TransferStatus:
+    def _batch(self, name: str, near: Any, far: Any, sizes: Any, uid: int) -> TransferStatus:
         self._alive()
-        blocks = blocks_of(near, far, sizes)
+        try:
+            blocks = _numbers(near), _numbers(far), _numbers(sizes)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{name}(): {UNFIT}") from error
+        kind = "write" if name == "BatchWrite" else "read"
         found: TransferStatus = self._backend.submit(kind, self._local, self._remote, blocks, uid, state=self._state)
         return found
 
 
-def blocks_of(near: Any, far: Any, sizes: Any) -> tuple[U64, U64, U64]:
+def _numbers(values: Any) -> U64:
     """Lists, tuples or one-dimensional arrays of integers that are not negative.
 
     Raises:
-        TypeError: One is something else.
+        TypeError: They are something else.
     """
-    return _numbers(near), _numbers(far), _numbers(sizes)
-
-
-def _numbers(values: Any) -> U64:
-    try:
-        found = np.asarray(values) if len(values) else np.empty(0, np.uint64)
-    except (TypeError, ValueError) as error:
-        raise TypeError("incompatible function arguments") from error
+    found = np.asarray(values) if len(values) else np.empty(0, np.uint64)
     if found.ndim != 1 or found.dtype.kind not in "iu" or (found.dtype.kind == "i" and (found < 0).any()):
-        raise TypeError("incompatible function arguments")
+        raise TypeError("these are not offsets")
     return found.astype(np.uint64)

@@ -43,24 +43,44 @@ def memlock() -> float:
     return float(os.environ.get("MORI_SIM_MEMLOCK", "inf"))
 
 
-def has_tcp() -> bool:
-    return os.environ.get("MORI_SIM_TCP", "") not in ("", "0")
-
-
 def lacks() -> list[str]:
     return [name for name in os.environ.get("MORI_SIM_LACKS", "").split(",") if name]
 
 
+def max_msg() -> int:
+    """What one request carries, as the port says."""
+    return int(os.environ.get("MORI_SIM_MAX_MSG", str(1 << 30)))
+
+
+def control_timeout() -> int:
+    """How long a peer may take to answer, in milliseconds."""
+    return int(os.environ.get("MORI_IO_CP_TIMEOUT_MS", "5000"))
+
+
+def delay() -> float:
+    """After how many seconds the bytes of an operation move."""
+    return float(os.environ.get("MORI_SIM_DELAY_MS", "0.3")) / 1000
+
+
+def file_of(variable: str) -> bool:
+    """Whether a file exists that the environment names."""
+    path = os.environ.get(variable, "")
+    return bool(path) and os.path.exists(path)
+
+
 def broken() -> bool:
     """Whether the NIC reports errors."""
-    path = os.environ.get("MORI_SIM_BREAK", "")
-    return bool(path) and os.path.exists(path)
+    return file_of("MORI_SIM_BREAK")
+
+
+def fault() -> bool:
+    """Whether the NIC breaks connections by itself."""
+    return file_of("MORI_SIM_FAULT")
 
 
 def held() -> bool:
     """Whether no byte may move."""
-    path = os.environ.get("MORI_SIM_HOLD", "")
-    return bool(path) and os.path.exists(path)
+    return file_of("MORI_SIM_HOLD")
 
 
 def abort(why: str) -> NoReturn:
@@ -97,24 +117,6 @@ def read(pid: int, address: int, nbytes: int) -> bytes:
 def mapped(pid: int, address: int, nbytes: int) -> bool:
     """Whether memory of a process is there, as far as its first and last byte tell."""
     return all(read(pid, each, 1) for each in (address, address + nbytes - 1))
-
-
-def gather(here: U64, nbytes: U64) -> bytes:
-    """Blocks of this process, one after the other; empty if they cannot be read."""
-    buffer = np.empty(int(nbytes.sum()), np.uint8)
-    problem = copy(os.getpid(), _along(buffer, nbytes), here, nbytes, write=False)
-    return b"" if problem else buffer.tobytes()
-
-
-def scatter(raw: bytes, there: U64, nbytes: U64) -> str:
-    """The same back: what went wrong, empty if nothing did."""
-    buffer = np.frombuffer(raw, np.uint8)
-    return copy(os.getpid(), _along(buffer, nbytes), there, nbytes, write=True)
-
-
-def _along(buffer: npt.NDArray[np.uint8], nbytes: U64) -> U64:
-    starts: U64 = np.cumsum(nbytes, dtype=np.uint64) - nbytes + np.uint64(buffer.ctypes.data)
-    return starts
 
 
 def _one(value: int) -> U64:

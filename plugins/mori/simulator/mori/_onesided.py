@@ -10,13 +10,14 @@ import socket
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from . import _configs, _host, _sockets, _status, simulated
-from ._configs import MemoryLocationType, RdmaBackendConfig
+from . import _configs, _host, _sockets, _status
+from ._configs import MemoryLocationType, PeerFailureReason, RdmaBackendConfig
 from ._memory import Place
 from ._status import StatusCode, TransferStatus
 
@@ -25,17 +26,14 @@ if TYPE_CHECKING:
     from ._engine import Core
     from ._host import U64
 
-LARGEST_REQUEST = (1 << 32) - 1
 SEND_WR = 8192
+RETRIES = "transport retry counter exceeded"
 FLUSHED = "Work Request Flushed Error"
 HINT = " Hint: check that the peer is alive and its memory is registered"
 
 
 class Backend:
     """What the transports have in common: a thread that does what was submitted, later."""
-
-    paced = True
-    """Whether the thread is what moves the bytes."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
@@ -55,19 +53,39 @@ class Backend:
 
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:
-            if self.paced:
-                self.core.wait()
+            self.core.wait()
             if not self.core.running:
                 return
             job()
 
 
-class _Qp:
-    """A connection, for good: nothing repairs one."""
+class PeerFailureEvent(NamedTuple):
+    """A connection that failed."""
 
-    def __init__(self, place: Place) -> None:
+    reason: PeerFailureReason
+    remote_engine_key: str
+    detail: str
+
+
+class _Qp:
+    """A connection, for good: nothing repairs one. The environment sets the length of its queue when it is made."""
+
+    def __init__(self, peer: str, place: Place) -> None:
+        self.peer = peer
         self.place = place
         self.broken = False
+        self.degraded = False
+        self.depth = int(os.environ.get("MORI_IO_QP_MAX_SEND_WR", "0")) or SEND_WR
+        self.patience = int(os.environ.get("MORI_IO_SQ_BACKOFF_TIMEOUT_US", "5000000")) / 1e6
+        self.queued = 0
+
+
+def _merged(near: U64, far: U64, sizes: U64) -> U64:
+    """Bytes of each request: neighbours on the far side that are neighbours here become one."""
+    order = np.argsort(far, kind="stable")
+    near, far, sizes = near[order], far[order], sizes[order]
+    joined = (near[1:] == near[:-1] + sizes[:-1]) & (far[1:] == far[:-1] + sizes[:-1])
+    return np.add.reduceat(sizes, np.flatnonzero(np.concatenate(([True], ~joined))))
 
 
 Where = tuple[MemoryLocationType, int, int]
@@ -83,16 +101,17 @@ class Rdma(Backend):
 
     def __init__(self, core: Core, config: RdmaBackendConfig | None) -> None:
         if _host.gpus() < 1:
-            _host.leave("rocm_smi reports no GPU")
+            _host.leave("[ROCm-SMI] rsmi_num_monitor_devices reported 0 GPUs")
         if _host.active_ports() < 1:
-            raise RuntimeError("no active RDMA device on this host; set MORI_DISABLE_AUTO_XGMI=0 to use XGMI")
+            said = "no active RDMA device on this host; set MORI_DISABLE_AUTO_XGMI=0 to enable XGMI-only fallback"
+            raise RuntimeError(said)
         self.config = _configs.effective(config or RdmaBackendConfig())
         try:
             address = socket.inet_ntoa(socket.inet_aton(core.config.host or "0.0.0.0"))
         except OSError:
             address = "255.255.255.255"  # what inet_addr() says of whatever it does not understand
         try:
-            self._server = _sockets.Server(address, core.config.port, lambda message: None)
+            self._server = _sockets.Server(address, core.config.port)
         except OSError as error:
             _host.leave(f"listen on {core.config.host}:{core.config.port}: {error}")
         core.config.port = self._server.port
@@ -101,7 +120,8 @@ class Rdma(Backend):
         """Connections. None is ever taken out, whoever is deregistered."""
         self._pinned: dict[int, int] = {}
         self._keys: dict[tuple[str, int], tuple[int, int]] = {}
-        self._queued = 0
+        self._max_msg = _host.max_msg()
+        self._failures: deque[PeerFailureEvent] = deque()
         super().__init__(core)
 
     def close(self) -> None:
@@ -126,12 +146,12 @@ class Rdma(Backend):
             address, size = there.get(remote.id)
             if size == remote.size and not _host.mapped(there.pid, address, size):
                 os.kill(there.pid, signal.SIGABRT)  # what its own thread does to it
-                raise RuntimeError(f"ReadMessageHeader(type) failed from {desc.host}:{desc.port}: EOF")
-            self.qps.setdefault(place, _Qp(there))
+                raise RuntimeError("ReadMessageHeader(type) failed: expected 1 byte(s), received 0 before EOF")
+            self.qps.setdefault(place, _Qp(remote.engine_key, there))
             if size != remote.size:
                 raise RuntimeError(
                     f"RdmaBackend::CreateSession: remote MR size mismatch for engine {remote.engine_key} "
-                    f"memory {remote.id} rdevId=0: expected={remote.size} got={size}"
+                    f"rdevId=0 memId={remote.id} expected={remote.size} got={size}"
                 )
             self._keys[key] = (address, size)
         return self.qps[place]
@@ -152,57 +172,68 @@ class Rdma(Backend):
         state: Any,
     ) -> TransferStatus:
         near, far, sizes = blocks
+        qp: _Qp = state
+        if not self.config.qp_per_transfer:
+            return _status.failed(StatusCode.ERR_INVALID_ARGS, "no endpoints")
         if not len(near) == len(far) == len(sizes):
-            return _status.failed(StatusCode.ERR_INVALID_ARGS, "lengths of offsets and sizes differ")
+            said = "lengths of local offsets, remote offsets or sizes mismatch"
+            return _status.failed(StatusCode.ERR_INVALID_ARGS, said)
         if not len(sizes):
-            return _status.done("success")
-        problem = self._problem(local, remote, near, far, sizes)
+            return _status.done()
+        if qp.degraded:
+            return _status.failed(StatusCode.ERR_RDMA_OP, "EP is degraded, rejecting new submissions")
+        requests = _merged(near, far, sizes)
+        problem = self._problem(local, remote, blocks, requests)
         if problem:
             return _status.failed(StatusCode.ERR_INVALID_ARGS, problem)
-        if local.id not in self.memories:
-            return _status.failed(StatusCode.ERR_INVALID_ARGS, "local memory is not registered with this backend")
         status = TransferStatus()
         found = weakref.ref(status)
-        if not self._takes():
-            status.Update(StatusCode.ERR_RDMA_OP, "SQ is full" + HINT)
+        if not self._takes(qp, len(requests)):
+            full = f"SQ full (batch): ep=0 depth={qp.queued} requested={len(requests)} max={qp.depth}"
+            status.Update(StatusCode.ERR_RDMA_OP, full + HINT)
             if self.config.qp_per_transfer > 1:  # what was posted on the others still points at it
                 _status.hold(status, self.core)
                 self.later(lambda: _status.end(found(), StatusCode.SUCCESS, ""))
             return status
         _status.begin(status, self.core)
-        self._queued += len(sizes)
-        self.later(lambda: self._move(found, kind, local, remote, blocks, state))
+        qp.queued += len(requests)
+        self.later(lambda: self._move(found, kind, local, remote, blocks, qp, len(requests)))
         return status
 
-    def _takes(self) -> bool:
+    def pop_failure(self) -> PeerFailureEvent | None:
+        """See `IOEngine.pop_peer_failure`."""
+        for qp in self.qps.values() if _host.fault() else ():
+            if not qp.degraded:
+                qp.broken = qp.degraded = True
+                detail = "IBV_EVENT_QP_FATAL on device simulated0 qpn=100"
+                self._failures.append(PeerFailureEvent(PeerFailureReason.LOCAL_QP_ERROR, qp.peer, detail))
+        return self._failures.popleft() if self._failures else None
+
+    def _takes(self, qp: _Qp, requests: int) -> bool:
         """Whether the send queue drains in time, for which the caller waits. One batch may be longer than the queue."""
-        patience = int(os.environ.get("MORI_IO_SQ_BACKOFF_TIMEOUT_US", "5000000")) / 1e6
-        depth = int(os.environ.get("MORI_IO_QP_MAX_SEND_WR", "0")) or SEND_WR
-        until = time.monotonic() + patience
-        while self._queued >= depth:
+        until = time.monotonic() + qp.patience
+        while qp.queued and qp.queued + requests > qp.depth:
             if time.monotonic() > until:
                 return False
             time.sleep(0.0005)
         return True
 
-    def _problem(self, local: MemoryDesc, remote: MemoryDesc, near: U64, far: U64, sizes: U64) -> str:
+    def _problem(self, local: MemoryDesc, remote: MemoryDesc, blocks: tuple[U64, U64, U64], requests: U64) -> str:
+        near, far, sizes = blocks
         for offsets, memory in ((near, local), (far, remote)):
             if ((sizes > memory.size) | (offsets > np.uint64(memory.size) - np.minimum(sizes, memory.size))).any():
                 return "length out of range"
-        if int(sizes.max()) > LARGEST_REQUEST:
-            return "request larger than 4 GiB - 1"
-        if not self.config.enable_transfer_chunking:
-            order = np.argsort(far, kind="stable")
-            near, far, sizes = near[order], far[order], sizes[order]
-            joined = (near[1:] == near[:-1] + sizes[:-1]) & (far[1:] == far[:-1] + sizes[:-1])
-            starts = np.flatnonzero(np.concatenate(([True], ~joined)))
-            most = int(np.add.reduceat(sizes, starts).max())
-            if most > simulated.MAX_MSG:
-                return f"merged RDMA WR of {most} bytes exceeds local max_msg_sz {simulated.MAX_MSG}"
+        most = int(requests.max())
+        if not self.config.enable_transfer_chunking and most > self._max_msg:
+            number = int(requests.argmax())
+            return (
+                f"merged RDMA WR {number} length {most} exceeds local max_msg_sz {self._max_msg}; "
+                "enable RDMA transfer chunking or reduce batch size"
+            )
         return ""
 
-    def _move(self, found: Any, kind: str, local: Any, remote: Any, blocks: Any, qp: _Qp) -> None:
-        self._queued -= len(blocks[2])
+    def _move(self, found: Any, kind: str, local: Any, remote: Any, blocks: Any, qp: _Qp, requests: int) -> None:
+        qp.queued -= requests
         problem = self._broken(qp, local, remote)
         if not problem:
             near, far, sizes = blocks
@@ -213,6 +244,9 @@ class Rdma(Backend):
             problem = problem and f"remote access error ({problem})"
         if problem:
             qp.broken = True
+            if problem == RETRIES:
+                detail = f"completion status {RETRIES}: peer did not acknowledge within the transport retry budget"
+                self._failures.append(PeerFailureEvent(PeerFailureReason.PEER_UNREACHABLE, qp.peer, detail))
             hint = "" if problem == FLUSHED else HINT
             _status.end(found(), StatusCode.ERR_RDMA_OP, problem + hint)
             return
@@ -222,7 +256,7 @@ class Rdma(Backend):
         if qp.broken:
             return FLUSHED
         if _host.broken() or not qp.place.alive():
-            return "transport retry counter exceeded"
+            return RETRIES
         if local.id not in self.memories:
             return "local protection error"
         if qp.place.get(remote.id) != self._keys[remote.engine_key, remote.id]:
@@ -231,7 +265,7 @@ class Rdma(Backend):
 
     def _ask(self, desc: EngineDesc) -> Place:
         place: Place = _sockets.reach_with_the_lock(
-            desc.host, desc.port, lambda: Place.published(desc.pid, desc.port), simulated.control_timeout()
+            desc.host, desc.port, lambda: Place.published(desc.pid, desc.port), _host.control_timeout()
         )
         return place
 

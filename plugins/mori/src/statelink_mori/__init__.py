@@ -1,4 +1,4 @@
-"""Statelink over AMD's MoRI: batched one-sided writes and reads over RDMA, XGMI or, where the library has it, TCP.
+"""Statelink over AMD's MoRI: batched one-sided writes and reads over RDMA or XGMI.
 
 Importing this package imports no library. Probing starts the library in another process, because the library ends its
 process if a machine lacks something. Opening a link then starts it in this process.

@@ -34,7 +34,7 @@ from statelink.backend.native import Ledger, Posted, PostingBackend, Remote, unr
 from statelink.errors import BackendUnavailableError, TransferError
 
 from ._library import Engine, Library
-from ._machine import POLL_MODE, active_ports, diagnose, gpus, harm, missing, trial, what_is_tried
+from ._machine import POLL_MODE, active_ports, diagnose, gpus, harm, hint, missing, trial, what_is_tried
 from ._options import Options
 from ._tables import Offer, covering, parts_of
 
@@ -84,17 +84,13 @@ class MoriBackend(PostingBackend[_Peer]):
         # The library cannot cancel. A transfer continues until it ends, or until the process that posted it ends.
         source=Fence.MOVER,
         target=Fence.MOVER,
-        # The size of a send queue. Over TCP, a peer drops its connection at about 65,500 blocks.
-        max_blocks=8192,
+        max_blocks=8192,  # the size of a send queue
         max_bytes=64 << 20,
         max_transfers=2,
         joins_rooms=True,
         thread_safe=True,
         stalled_peers=0,  # one lock guards the library, and a full send queue waits under it
         single_process=True,
-        # Over TCP, eight connections hold up to 512 MiB of a dead writer. A process with little CPU time reads 100
-        # MB/s.
-        landing_seconds=5.0,
         priority=70,  # it runs only on special hardware, which was bought for this
     )
     strategies: ClassVar = {"*": DIRECT}
@@ -136,7 +132,7 @@ class MoriBackend(PostingBackend[_Peer]):
                 if not good:
                     lacks = "; ".join(missing(options)) or "nothing that is known"
                     reason = f"{said}. For {wanted}, this machine lacks: {lacks}"
-                    return Probe(ok=False, reason=reason, hint="choose another backend", details=details)
+                    return Probe(ok=False, reason=reason, hint=hint(), details=details)
                 _started[key] = said
         except Exception as error:  # a probe explains, and never raises
             return Probe(ok=False, reason=f"looking for what MoRI needs failed: {type(error).__name__}: {error}")
@@ -144,7 +140,7 @@ class MoriBackend(PostingBackend[_Peer]):
 
     @classmethod
     def transports(cls, options: Any) -> frozenset[str]:
-        """``rdma``, ``xgmi`` and ``tcp``, as far as the options name them, or the environment adds XGMI."""
+        """``rdma`` and ``xgmi``, as far as the options name them, or the environment adds XGMI."""
         return frozenset(options.transports)
 
     @classmethod
@@ -170,11 +166,12 @@ class MoriBackend(PostingBackend[_Peer]):
         """Make sessions. While RDMA connects and fetches keys, up to 5 s, no Python thread of this process runs.
 
         RDMA pins memory. If memory cannot be pinned here, the library ends this process. If it cannot be pinned at the
-        peer, it ends the peer's process. TCP makes no contact before the first transfer.
+        peer, it ends the peer's process.
         """
         with self._lock:
             engine = self._open()
-            offered = Offer.decode(descriptor, peer, regions, engine, self._library, self._options)
+            self._hear()
+            offered = Offer.decode(descriptor, peer, regions, self._library, self._options)
             if offered.engine.key == engine.desc.key:
                 raise unreachable("MoRI", peer, "a link cannot connect to itself", backend=self.name)
             self._ledger.make_room(peer)
@@ -197,6 +194,7 @@ class MoriBackend(PostingBackend[_Peer]):
         """Post one batch for each pair of memories. This takes long if a send queue is full."""
         with self._lock:
             self._open()
+            self._hear()
             known = self._ledger.usable(peer)
             parts = parts_of(Ends.of(batch, self._table, known.table), self._table, known.table)
             # All sessions are made before the first batch is posted, so that nothing is in flight if one cannot be
@@ -249,24 +247,41 @@ class MoriBackend(PostingBackend[_Peer]):
         """
         session = known.sessions.get((near, far))
         if session is None:
-            hint = ""
+            pinned = ""
             pair = f"region {near} here and region {far} there"
             cause = f"{pair}: none of {list(self._options.backends)} can serve them"
             try:
                 session = known.engine.io.create_session(known.engine.memories[near], known.offered.memories[far])
             except (RuntimeError, TypeError) as error:
                 cause = f"{pair}: {error}; it has {known.offered.library}, this is {self._library.version}"
-                hint = PINNED if "EOF" in str(error) else ""
+                pinned = PINNED if "EOF" in str(error) else ""
             if session is None:
-                raise unreachable("MoRI", known.name, cause, backend=self.name, hint=hint)
+                raise unreachable("MoRI", known.name, cause, backend=self.name, hint=pinned)
             known.sessions[near, far] = session
         return session
 
     def _sweep(self) -> None:
         """Find transfers that have ended, and free those that ended some time ago. The caller holds the lock."""
         super()._sweep()
+        self._hear()
         while self._finished and self._finished[0][0] < time.monotonic() - LINGER_SECONDS:
             self._finished.popleft()
+
+    def _hear(self) -> None:
+        """Mark peers as lost whose connection broke without a transfer. The caller holds the lock.
+
+        MoRI tells since 1.2.4. An older one says nothing, and the next transfer to the peer fails.
+        """
+        peers = self._ledger.peers()
+        for engine in {engine for engine in (self._engine, *(known.engine for known in peers)) if engine is not None}:
+            for key, said in engine.failures():
+                if not key:  # of a port or a device: connections may outlive it
+                    log.warning("MoRI reports: %s (link %s)", said, self._context.link)
+                    continue
+                self._spent.add(key)
+                for known in peers:
+                    if known.engine is engine and known.offered.engine.key == key:
+                        known.lost = known.lost or said
 
     def _ended(self, work: Posted[_Peer], status: Any) -> bool:
         """Whether the part of a transfer that has this status has ended. If it failed, the transfer fails.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import ipaddress
+import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from statelink.backend.native import check_pinnable, lacking, torch_place, unregistered
@@ -26,10 +27,19 @@ MEMORY, REMOTE = "register_memory deregister_memory", "register_remote_engine de
 NEEDED = {
     "IOEngine": f"create_backend get_engine_desc {MEMORY} {REMOTE} create_session",
     "IOEngineSession": "allocate_transfer_uid batch_write",
-    "EngineDesc": "pack unpack",
-    "MemoryDesc": "pack unpack",
+    "IOEngineConfig": "host port",
+    "RdmaBackendConfig": "enable_notification",
+    "BackendType": "RDMA XGMI",
+    "EngineDesc": "pack unpack key node_id host port",
+    "MemoryDesc": "pack unpack engine_key data size loc device_id numa_node",
     "MemoryLocationType": "CPU GPU",
 }
+"""Every name of ``mori.io`` that this plugin uses, but for ``IOEngine.pop_peer_failure``, which came with 1.2.4."""
+
+
+OLDEST = [1, 2, 2]
+"""The oldest release that is taken. A build without a version is judged by its names alone."""
+WORSE = "waits for ever for a peer that is stopped, and ends this process where a peer lacks a memory"
 
 
 class Library:
@@ -46,20 +56,20 @@ class Library:
         Raises:
             ImportError: It is not installed, its import failed, or this version lacks what is needed.
         """
+        self.version = f"mori {getattr(importlib.import_module('mori'), '__version__', 'unknown')}"
+        numbers = [int(each) for each in re.findall(r"\d+", self.version)]
+        if numbers and numbers < OLDEST:
+            raise ImportError(f"this is {self.version}, which {WORSE}; this plugin needs amd-mori 1.2.2")
         self.io: Any = importlib.import_module("mori.io")
         lacks = lacking(self.io, NEEDED)
         if lacks:
-            raise ImportError(f"this version of mori.io has no {', '.join(lacks)}")
-        self.version = f"mori {getattr(importlib.import_module('mori'), '__version__', 'unknown')}"
+            raise ImportError(f"this version of mori.io has no {', '.join(lacks)}; this plugin needs amd-mori 1.2.2")
 
     def config(self, transport: str, parameters: dict[str, Any]) -> tuple[Any, Any]:
         """The library's name for a transport, and its configuration."""
-        name = f"{transport.capitalize()}BackendConfig"
-        # The library's enumeration also names transports that are not built in, for which it would abort.
-        if not hasattr(self.io, name):
-            raise RuntimeError(f"this MoRI has no {transport} transport: mori.io has no {name}")
+        kind = getattr(self.io, f"{transport.capitalize()}BackendConfig")
         fixed = {"enable_notification": False} if transport == "RDMA" else {}  # completions use another connection
-        return getattr(self.io.BackendType, transport), getattr(self.io, name)(**parameters, **fixed)
+        return getattr(self.io.BackendType, transport), kind(**parameters, **fixed)
 
     def place(self, region: Region) -> tuple[Any, int]:
         """The library's kind of memory, and the device, of a region.
@@ -81,7 +91,6 @@ class Engine:
         io: The library's engine.
         desc: Its descriptor.
         memories: The descriptor of each memory, in the order of the region table.
-        data_conns: Connections to a peer over TCP; 0 without TCP.
 
     Raises:
         BackendUnavailableError: The library refuses to start, or the port is taken.
@@ -100,7 +109,6 @@ class Engine:
                 with socket.socket() as free:
                     free.bind((host, port))  # the library ends the process if the port is taken
             configs = [library.config(name, parameters) for name, parameters in options.backends.items()]
-            self.data_conns: int = sum(getattr(config, "num_data_conns", 0) for _, config in configs)
             self.io: Any = library.io.IOEngine(key, library.io.IOEngineConfig(host=host, port=port))
             for kind, config in configs:
                 self.io.create_backend(kind, config)
@@ -136,6 +144,15 @@ class Engine:
                 self.memories.append(self.io.register_memory(region.address, region.nbytes, device, location))
             except (RuntimeError, TypeError) as error:
                 raise unregistered(index, region, error, backend="mori", library=self._library.version) from error
+
+    def failures(self) -> Iterator[tuple[str, str]]:
+        """What the library noticed since the last call: the key of a remote engine, or an empty text, and what it says.
+
+        Nothing, if this version of the library does not tell.
+        """
+        pop = getattr(self.io, "pop_peer_failure", lambda: None)
+        while (failure := pop()) is not None:
+            yield failure.remote_engine_key, f"{failure.reason.name}: {failure.detail}"
 
     def close(self) -> None:
         """Destroy the engine, which joins its threads.

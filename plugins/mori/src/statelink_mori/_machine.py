@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +19,7 @@ from statelink.backend.native import elsewhere, loads, needs, on_machine, rdma_d
 if TYPE_CHECKING:
     from ._options import Options
 
-__all__ = ["POLL_MODE", "active_ports", "diagnose", "gpus", "harm", "missing", "trial", "what_is_tried"]
+__all__ = ["POLL_MODE", "active_ports", "diagnose", "gpus", "harm", "hint", "missing", "trial", "what_is_tried"]
 
 ROCM = Path(os.environ.get("ROCM_PATH", "/opt/rocm"))
 KFD, NODES = "/dev/kfd", "/sys/class/kfd/kfd/topology/nodes"
@@ -34,7 +36,11 @@ HARMFUL = {
     ),
 }
 """Environment variable to its harmless values, and to the effect of others."""
-ABSENT = "the Python package mori is not installed (it is on no package index: build it from ROCm/mori)"
+ABSENT = "the Python package mori is not installed (its distribution is amd-mori, with wheels for CPython 3.10)"
+INSTALL = "pip install 'statelink-mori[rocm]' with CPython 3.10 and ROCm 7 beside it, or choose another backend"
+BINDING = "libmori_pybinds.so"
+LOADED_LATER = ("librocm_smi64.so.1", "libibverbs.so.1")
+"""Libraries that RDMA opens when it starts. In some releases, the loader needs them, too."""
 TRIAL = """
 import sys, msgspec
 from statelink.errors import BackendUnavailableError
@@ -55,10 +61,10 @@ def missing(options: Options) -> Iterator[str]:
     for package, why in (("mori", ABSENT), ("torch", "the Python package torch is not installed, and mori imports it")):
         if importlib.util.find_spec(package) is None:
             yield why
-    libraries = ["libamdhip64.so", *(["librocm_smi64.so", "libibverbs.so.1"] if rdma else [])]
-    yield from (
-        f"{name} cannot be loaded" for name in libraries if not (loads(name) or loads(str(ROCM / "lib" / name)))
-    )
+    absent = dict.fromkeys(not_found())
+    later = LOADED_LATER if rdma else ()
+    absent |= dict.fromkeys(name for name in later if not any(loads(str(place / name)) for place in places()))
+    yield from (f"{name} cannot be loaded" for name in absent)
     found, needed = len(gpus()), 2 if xgmi else int(rdma)
     if needed and not on_machine(KFD).exists():
         yield f"there is no {on_machine(KFD)}: no AMD GPU, or its driver is not loaded or not visible here"
@@ -67,6 +73,21 @@ def missing(options: Options) -> Iterator[str]:
         yield f"{what}, and the driver lists {found}"
     if rdma and not active_ports():
         yield "no RDMA port is active"
+
+
+def places() -> list[Path]:
+    """Where MoRI's libraries look for others: where the loader does, beside themselves, and in ROCm."""
+    found = importlib.util.find_spec("mori")
+    return [Path(), *map(Path, (found and found.submodule_search_locations) or ()), ROCM / "lib"]
+
+
+def not_found() -> list[str]:
+    """Shared libraries that the loader does not find for MoRI's. MoRI's own files say which they need."""
+    bindings = [place / BINDING for place in places() if (place / BINDING).exists()]
+    if not bindings:  # MoRI is not installed
+        return []
+    told = subprocess.run(["ldd", bindings[0]], capture_output=True, text=True, check=False).stdout
+    return re.findall(r"^\s*(\S+) => not found$", told, re.MULTILINE)
 
 
 def diagnose(options: Options) -> Iterator[Check]:
@@ -94,6 +115,11 @@ def what_is_tried(options: Options) -> bytes:
     found = importlib.util.find_spec("mori")
     variables = sorted((name, value) for name, value in os.environ.items() if name.startswith("MORI_"))
     return msgspec.json.encode((options, found and found.origin, variables))
+
+
+def hint() -> str:
+    """What to do where MoRI does not start."""
+    return INSTALL if importlib.util.find_spec("mori") is None else "choose another backend"
 
 
 def trial(options: Options) -> tuple[bool, str]:

@@ -39,14 +39,12 @@ class Offer(NamedTuple):
     @classmethod
     def encode(cls, link: str, engine: Engine, library: Library, options: Options) -> bytes:
         """Encode the descriptors of a local engine."""
-        words = (link, library.version, " ".join(options.backends), str(engine.data_conns))
+        words = (link, library.version, " ".join(options.backends))
         head = [FORMAT, *(each.encode() for each in words)]
         return pack_descriptors([head, [engine.desc.pack()], [memory.pack() for memory in engine.memories]])
 
     @classmethod
-    def decode(
-        cls, raw: bytes, peer: str, regions: Sequence[Region], ours: Engine, library: Library, options: Options
-    ) -> Offer:
+    def decode(cls, raw: bytes, peer: str, regions: Sequence[Region], library: Library, options: Options) -> Offer:
         """Decode bytes that came from ``peer``.
 
         Raises:
@@ -55,7 +53,7 @@ class Offer(NamedTuple):
         """
         io = library.io
         try:
-            (form, link, version, backends, conns), (packed,), memories = unpack_descriptors(raw, nested=True)
+            (form, link, version, backends), (packed,), memories = unpack_descriptors(raw, nested=True)
             if (form, link) != (FORMAT, peer.encode()):
                 raise ValueError(f"it is one of format {form!r} and of a link called {link!r}")
             engine = io.EngineDesc.unpack(packed)
@@ -67,10 +65,8 @@ class Offer(NamedTuple):
             if [(each.engine_key, each.data, each.size, each.loc, each.device_id) for each in found] != wanted:
                 raise ValueError(f"its {len(found)} memories are not the {len(wanted)} regions")
             theirs = frozenset((backends or b"").decode().split())
-            if not theirs & options.backends.keys():  # over TCP, only a time-out would show this
+            if not theirs & options.backends.keys():  # the library would ask at a port where nobody listens
                 raise ValueError(f"it has {' and '.join(sorted(theirs))}, we have {' and '.join(options.backends)}")
-            if "TCP" in theirs & options.backends.keys() and conns != str(ours.data_conns).encode():
-                raise ValueError(f"its num_data_conns is {conns!r}, ours is {ours.data_conns}: TCP needs equal ones")
         except (WireError, ValueError, TypeError, RuntimeError) as error:
             raise unreachable("MoRI", peer, f"its descriptor is refused: {error}", backend="mori") from error
         return cls(engine, found, (version or b"").decode(errors="replace"), theirs)

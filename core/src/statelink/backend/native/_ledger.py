@@ -86,6 +86,10 @@ class Ledger(Generic[RemoteT]):
         """The peer of that name, in any state."""
         return self._peers.get(peer)
 
+    def peers(self) -> list[RemoteT]:
+        """All peers, in any state."""
+        return list(self._peers.values())
+
     def usable(self, peer: str) -> RemoteT:
         """The peer of that name, if something can be posted to it.
 
@@ -152,7 +156,7 @@ class Ledger(Generic[RemoteT]):
         """Fail all transfers that have not ended, and forget all peers. Return the open handles and the peers."""
         self.sweep()
         works, self.posted = self.posted, []
-        peers, self._peers = list(self._peers.values()), {}
+        peers, self._peers = self.peers(), {}
         for work in works:
             if work.outcome is None:
                 work.fail("the backend was closed while the transfer was in progress", settled=False)

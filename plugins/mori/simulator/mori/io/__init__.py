@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .. import _host
 from .._configs import (
     BackendType,
     IOEngineConfig,
     MemoryLocationType,
+    PeerFailureReason,
     PollCqMode,
     RdmaBackendConfig,
     XgmiBackendConfig,
 )
-from .._configs import TcpBackendConfig as _TcpBackendConfig
 from .._descs import EngineDesc, MemoryDesc
 from .._engine import IOEngine, IOEngineSession
+from .._onesided import PeerFailureEvent
 from .._status import StatusCode
 
 __all__ = [
@@ -26,18 +25,13 @@ __all__ = [
     "IOEngineSession",
     "MemoryDesc",
     "MemoryLocationType",
+    "PeerFailureEvent",
+    "PeerFailureReason",
     "PollCqMode",
     "RdmaBackendConfig",
     "StatusCode",
     "XgmiBackendConfig",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """One name that only the branch has."""
-    if name == "TcpBackendConfig" and _host.has_tcp():
-        return _TcpBackendConfig
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 for _name in _host.lacks():

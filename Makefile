@@ -64,7 +64,7 @@ $(DOCS): $(DEV) constraints.txt
 # What the tests print, and what the conformance kit found.
 FOUND := build/tests
 
-.PHONY: help setup demo check test again matrix docs third-party release-check soak bench gpu engine-sglang engine-sglang-smoke \
+.PHONY: help setup demo check test again matrix docs third-party release-check soak bench figures gpu engine-sglang engine-sglang-smoke \
   engine-sglang-bench engine-sglang-differences engine-vllm engine-vllm-smoke engine-vllm-bench engine-vllm-differences \
   engine-cross engine-cross-smoke engine-dynamo engine-dynamo-smoke engine-window conform-mori fix clean distclean libraries
 
@@ -145,8 +145,21 @@ release-check: $(DEV) ## Once a release: build every distribution from a clean t
 soak: setup ## Run the long tests
 	$(BIN)/python -m pytest -m soak --timeout=0 -o faulthandler_timeout=0 $(ARGS)
 
-bench: setup ## Measure, and write build/bench: make bench ARGS="--help"
-	$(BIN)/python -m benchmarks $(ARGS)
+# Everything that the tables of docs/performance.md are made from takes two hours; ROUNDS=3 takes a tenth of the pairs.
+# With ARGS, a part of the first command runs alone.
+BENCH_ROUNDS = $(if $(ROUNDS),--rounds $(ROUNDS))
+bench: setup ## Measure, and write build/bench: make bench ROUNDS=3, make bench ARGS="--help"
+	$(BIN)/python -m benchmarks $(BENCH_ROUNDS) $(ARGS)
+ifeq ($(ARGS),)
+	$(BIN)/python -m benchmarks.switching $(BENCH_ROUNDS)
+	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python -m benchmarks.overlap $(BENCH_ROUNDS); \
+	  else echo "skipped: benchmarks.overlap needs root, for its network namespaces"; fi
+	@$(MAKE) --no-print-directory engine-sglang-bench engine-vllm-bench ARGS="$(BENCH_ROUNDS)"
+	$(BIN)/python -m tools.figures --table build/bench
+endif
+
+figures: $(DEV) ## Write what `make bench` found into benchmarks/measured.json, README.md and the docs
+	$(BIN)/python -m tools.figures --take build/bench --write
 
 # Offline where setup has run; on a machine that is lent for minutes, run a part at a time: ARGS="--part kit-nixl".
 gpu: ## Run what needs a graphics card; without one, say what would run

@@ -1,7 +1,7 @@
 """What a request costs end to end: two processes of this machine, one link each, pools as an engine keeps them.
 
     python -m benchmarks.handoff [--backend tcp] [--workload A B C] [--busy none prefill] [--rounds 30] [--verify]
-                                 [--memory host] [--json]
+                                 [--memory host] [--switch-interval 0.001] [--json]
 
 Workloads, all with pages of 16 KiB for K and as much for V:
 
@@ -230,6 +230,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--busy", nargs="+", choices=BUSY, default=["none"])
     parser.add_argument("--memory", default=HOST, help="host, or a device as torch names it, such as cuda:0")
+    parser.add_argument("--switch-interval", type=float, help="of the links, in seconds: see benchmarks.switching")
     parser.add_argument("--verify", action="store_true", help="also with verify = 'digest'")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -237,9 +238,8 @@ def main() -> None:
         for backend in arguments.backend:
             for verify in ("off", "digest") if arguments.verify else ("off",):
                 for busy in arguments.busy:
-                    row = measure(
-                        name, {"backend": backend, "verify": verify}, arguments.rounds, busy, arguments.memory
-                    )
+                    config = {"backend": backend, "verify": verify, "switch_interval": arguments.switch_interval}
+                    row = measure(name, config, arguments.rounds, busy, arguments.memory)
                     show(row, arguments.json)
 
 

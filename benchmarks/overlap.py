@@ -205,7 +205,7 @@ def main() -> None:
     from .plots import draw
 
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "overlap.json").write_text(json.dumps(rows, indent=1) + "\n")
+    (arguments.out / "overlap.json").write_text(json.dumps({"rows": rows}, indent=1) + "\n")
     for path in draw(rows, arguments.out):
         print(f"wrote {path}", file=sys.stderr)
 

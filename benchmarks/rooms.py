@@ -1,7 +1,7 @@
 """What a small request costs beside the bytes: workload E, alone and with many in flight, also beside a busy engine.
 
     python -m benchmarks.rooms [--backend tcp nixl] [--in-flight 1 64] [--busy none prefill decode both scheduler]
-                               [--rooms 3000] [--profile DIR] [--json]
+                               [--rooms 3000] [--switch-interval 0.001] [--profile DIR] [--json]
 
 A room of workload E has the pages of one sliding window, one recurrent slot and one row of metadata. Two processes play
 it as engines do: each opens as many rooms as it may, and takes the changes of its link. A busy process has one more
@@ -169,9 +169,10 @@ def measure(
     busy: str,
     profile: str = "",
     without: Callable[[], None] | None = None,
+    switch_interval: float | None = None,
 ) -> dict[str, Any]:
     """One run over one backend. ``without``: called first in the sending process; see `benchmarks.fast_paths`."""
-    config = {"backend": backend, "deadline": 60.0}
+    config = {"backend": backend, "deadline": 60.0, "switch_interval": switch_interval}
     theirs_spin, ours_spin = spins(busy)
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
@@ -209,6 +210,7 @@ def main() -> None:
     parser.add_argument("--in-flight", nargs="+", type=int, default=[1, 64])
     parser.add_argument("--busy", nargs="+", choices=BUSY, default=["none"])
     parser.add_argument("--rooms", type=int, default=3000)
+    parser.add_argument("--switch-interval", type=float, help="of the links, in seconds: see benchmarks.switching")
     parser.add_argument("--profile", default="", metavar="DIR", help="write a profile of each thread into this folder")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -216,7 +218,8 @@ def main() -> None:
         for busy in arguments.busy:
             for in_flight in arguments.in_flight:
                 rooms = arguments.rooms if in_flight > 1 else max(arguments.rooms // 10, 50)
-                row = measure(backend, rooms, in_flight, busy, arguments.profile)
+                interval = arguments.switch_interval
+                row = measure(backend, rooms, in_flight, busy, arguments.profile, switch_interval=interval)
                 show(row, arguments.json)
 
 

@@ -189,6 +189,7 @@ def measure(backend: str, dim: int, rounds: int, ring: int, memory: str = HOST) 
         "MiB": round(sum(each.nbytes for each in parts["whole"]) / 2**20, 1),
         **{f"{way}_blocks": sum(each.blocks for each in parts[way]) for way in WAYS},
         **{f"{way}_ms": round(statistics.median(times[way]) * 1e3, 2) for way in WAYS},
+        "direct_over_whole": ratio(times["direct"], times["whole"]),
         "staged_over_whole": ratio(times["staged"], times["whole"]),
         "direct_over_staged": ratio(times["direct"], times["staged"]),
     }

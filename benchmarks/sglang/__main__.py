@@ -2,6 +2,7 @@
 
     python -m benchmarks.sglang [--suite handoff rooms loop] [--against nixl:nixl mooncake:mooncake nixl:tcp]
                                 [--workload A A-window B C] [--options JSON] [--rounds 15] [--out build/bench]
+                                [--switch-interval 0.001] [--their-switch-interval 0.001]
 
 ``nixl:tcp`` stands for SGLang's NIXL connector in turn with Statelink over the backend ``tcp``. Both ends of each have
 processes of their own; those whose turn it is not stand still. ``handoff`` times one request after the other (A, B, C),
@@ -168,8 +169,8 @@ def measured(arguments: argparse.Namespace, model: Path) -> Iterator[tuple[str, 
             """Processes of their own for each workload: no pools of another, and no threads that served it."""
             folder = arguments.out
             made = [
-                Pair("statelink", backend, model, folder, options=arguments.options),
-                Pair(connector, "", model, folder),
+                Pair("statelink", backend, model, folder, arguments.options, arguments.switch_interval),
+                Pair(connector, "", model, folder, interval=arguments.their_switch_interval),
             ]
             try:
                 for pair in made:
@@ -212,6 +213,8 @@ def main() -> None:
     parser.add_argument("--against", nargs="+", default=["nixl:nixl", "mooncake:mooncake"])
     parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=["A", "A-window", "B", "C"])
     parser.add_argument("--options", type=json.loads, default={}, help="of Statelink's backend, as JSON")
+    parser.add_argument("--switch-interval", type=float, help="of Statelink's processes, in seconds")
+    parser.add_argument("--their-switch-interval", type=float, help="of the other connector's processes")
     parser.add_argument("--rounds", type=int, default=15, help="pairs of each ratio")
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
     arguments = parser.parse_args()

@@ -28,6 +28,7 @@ class Pair:
         model: The folder of a model.
         folder: For logs.
         options: Of Statelink's backend.
+        interval: Seconds of the interpreter's switch interval, of either connector; see `benchmarks.switching`.
     """
 
     def __init__(
@@ -37,9 +38,13 @@ class Pair:
         model: Path,
         folder: Path,
         options: dict[str, Any] | None = None,
+        interval: float | None = None,
     ) -> None:
         self.name = f"{connector}-{backend}" if connector == "statelink" else connector
-        self._config = {"backend": backend, "options": options or {}, "liveness": 60.0}
+        self._config: dict[str, Any] = {"backend": backend, "options": options or {}, "liveness": 60.0}
+        self._interval = interval
+        if connector == "statelink" and interval is not None:
+            self._config["switch_interval"] = interval
         self._rooms = itertools.count(1)
         self.sides = [Process(role, folder / f"{self.name}-{role}.log") for role in ("prefill", "decode")]
         for side in self.sides:
@@ -49,6 +54,8 @@ class Pair:
         """Wait until SGLang is imported."""
         for side in self.sides:
             side.answer(START)
+        if self._interval is not None and "switch_interval" not in self._config:
+            self._both("run", SIDES, "set_interval", self._interval)
         self.rest()
 
     def prepare(self, name: str, in_flight: int) -> None:

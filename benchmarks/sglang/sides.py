@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,6 +40,11 @@ class Played(NamedTuple):
     calls_cpu: float = 0.0
     work: float = 0.0
     loops: int = 0
+
+
+def set_interval(host: Host, seconds: float) -> None:
+    """Set the interpreter's switch interval of this process."""
+    sys.setswitchinterval(seconds)
 
 
 def prepare(host: Host, key: str, name: str, in_flight: int) -> None:

@@ -1,7 +1,7 @@
 """vLLM's own NIXL connectors and Statelink's in turn, each between two real engines on the CPU.
 
     python -m benchmarks.vllm [--backend nixl tcp] [--against NixlConnector NixlPushConnector]
-                              [--length 100 1000 4000] [--rounds 15] [--out build/bench]
+                              [--length 100 1000 4000] [--rounds 15] [--switch-interval 0.001] [--out build/bench]
 
 What is timed is decode's part of a request, as vLLM's scheduler sees it: from the moment when decode gets the request
 with prefill's answer until vLLM knows that the state is here. Prefill computes each prompt once, and keeps it. Decode
@@ -57,9 +57,10 @@ class Way:
         model: The folder of a model.
         folder: For logs.
         longest: Tokens of the longest prompt.
+        interval: Statelink's option `switch_interval`, if not the adapter's default.
     """
 
-    def __init__(self, moves: str, model: Path, folder: Path, longest: int) -> None:
+    def __init__(self, moves: str, model: Path, folder: Path, longest: int, interval: float | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         prefill: dict[str, Any]
         decode: dict[str, Any]
@@ -70,6 +71,8 @@ class Way:
             listen = f"tcp://127.0.0.1:{free_port()}"
             # Whoever stands still is not lost.
             config = {"backend": moves, "liveness": 600.0, "deadline": 600.0}
+            if interval is not None:
+                config["switch_interval"] = interval
             prefill = {"engine_id": PREFILL_NAME, "more": {"listen": listen}}
             decode = {"more": {"peers": {PREFILL_NAME: [listen]}}}
         self.pair = Pair(
@@ -181,9 +184,11 @@ def _ms(took: Sequence[float]) -> float:
 
 
 @contextlib.contextmanager
-def ways(backend: str, against: str, model: Path, folder: Path, longest: int) -> Iterator[tuple[Way, Way]]:
+def ways(
+    backend: str, against: str, model: Path, folder: Path, longest: int, interval: float | None
+) -> Iterator[tuple[Way, Way]]:
     """Statelink's engines, and those of one of vLLM's connectors."""
-    ours = Way(backend, model, folder / f"statelink-{backend}", longest)
+    ours = Way(backend, model, folder / f"statelink-{backend}", longest, interval)
     with running(ours.pair):
         ours.rest()
         theirs = Way(against, model, folder / against, longest)
@@ -196,7 +201,8 @@ def measured(arguments: argparse.Namespace, model: Path) -> Iterator[Row]:
     """Every row that was asked for."""
     logs = arguments.out / "vllm-logs"
     for backend, against in itertools.product(arguments.backend, arguments.against):
-        with ways(backend, against, model, logs, max(arguments.length)) as (ours, theirs):
+        given = backend, against, model, logs, max(arguments.length), arguments.switch_interval
+        with ways(*given) as (ours, theirs):
             for length in arguments.length:
                 yield {"statelink": backend, "vllm": against} | measure(ours, theirs, length, arguments.rounds)
 
@@ -214,6 +220,7 @@ def main() -> None:
     parser.add_argument("--backend", nargs="+", default=["nixl"], help="Statelink's backends")
     parser.add_argument("--against", nargs="+", default=OWN_CONNECTORS, help="vLLM's connectors")
     parser.add_argument("--length", nargs="+", type=int, default=[100, 1000, 4000], help="tokens of a prompt")
+    parser.add_argument("--switch-interval", type=float, help="Statelink's option, in seconds")
     parser.add_argument("--rounds", type=int, default=15, help="pairs of each ratio")
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
     arguments = parser.parse_args()

@@ -23,6 +23,9 @@ NOT_QUEUED = frozenset({"tombstones", "gone", "seen", "unmet", "taken_back", "ch
 NARROWEST = 6
 """Least width of a column of which the text may take several lines: that of a peer's short name."""
 
+PYTHON_SWITCH_INTERVAL = 0.005
+"""Seconds. Any other interval is shown."""
+
 
 @click.command()
 @click.argument("which", metavar="[PID|PATH]", required=False)
@@ -78,6 +81,9 @@ def _link(answer: Answer) -> list[RenderableType]:
         "quarantined": _amounts(seen["quarantined_bytes"]),
         "queues": ", ".join(f"{name.replace('_', ' ')} {depth}" for name, depth in load.items()) or "empty",
     }
+    interval = seen.get("switch_interval", PYTHON_SWITCH_INTERVAL)  # a process of an older release does not say it
+    if interval != PYTHON_SWITCH_INTERVAL:
+        facts["switch interval"] = f"{interval * 1e3:g} ms"
     if seen["refused_keys"]:
         facts["refused keys"] = counted(seen["refused_keys"], "connection")
     if seen["dropped_frames"]:

@@ -121,6 +121,10 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         inspect: Whether ``statelink inspect`` of the same user can look at the link, over a Unix socket.
         threads: Most moves that run at once. A move that waits for a stalled peer does not count.
         slice_bytes: Most bytes that a blocking backend gets at once.
+        switch_interval: Seconds after which a thread of the link that has waited gets the interpreter back from a
+            thread that runs Python: the whole process's `sys.setswitchinterval` while the link is open, from 0.0001 to
+            0.005. Never lengthens it, and leaves what somebody else has set. ``None``, the default, leaves it alone;
+            see docs/performance.md.
         max_rooms: Most rooms that may be open, or hold memory, at once. ``send`` and ``receive`` refuse more.
         max_pushes: Most pushes that may wait or run at once. A push counts once for each destination that is known.
             ``push`` refuses more.
@@ -150,6 +154,7 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     inspect: bool = True
     threads: int = 2
     slice_bytes: int = 64 << 20
+    switch_interval: float | None = None
     max_rooms: int = 65536
     max_pushes: int = 1 << 18
     max_pending_request_bytes: int = 64 << 20
@@ -169,6 +174,9 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ConfigError("options for etcd are configured", cause=cause, hint="write etcd://host:port")
         if self.take_back_after is not None and not self.take_back_after > 0:
             raise ConfigError("take_back_after must be above zero", cause=f"got {shown(self.take_back_after)}")
+        if self.switch_interval is not None and not 0.0001 <= self.switch_interval <= 0.005:
+            cause = f"got {shown(self.switch_interval)}"
+            raise ConfigError("switch_interval must be 0.0001 to 0.005 seconds", cause=cause)
         if self.liveness < 2 * self.heartbeat:
             raise ConfigError(
                 "liveness must be at least twice the heartbeat",

@@ -19,6 +19,7 @@ from ._exits import AtExit
 from ._inspect import Inspection
 from ._room_table import RoomTable, closed, suspended, unfinished
 from ._snapshot import snapshot
+from ._switch_interval import SwitchInterval
 from .decode import DecodeRole, Receiving
 from .peers import can_receive, can_send
 from .prefill import PrefillRole, Sending
@@ -71,6 +72,7 @@ class Link:
         self._control = Control(context, self._prefill, self._decode)
         self._inspection: Inspection | None = None
         self._at_exit = AtExit(self._end_rooms, self._close_at_exit)
+        self._interval = SwitchInterval(context.config.switch_interval)
         try:  # an interrupt may come anywhere
             if context.config.inspect:
                 self._inspection = Inspection(context.name, self.snapshot)
@@ -79,6 +81,7 @@ class Link:
             self._control.start()
         except BaseException:
             self._at_exit.forget()
+            self._interval.give_up()
             if self._inspection is not None:
                 self._inspection.close()
             context.loop.stop(END_SECONDS)
@@ -479,6 +482,7 @@ class Link:
         remaining = max(0.5, until - time.monotonic())
         ended = self._ended = self._control.stop(remaining)
         proven = all(state.memory.proven for state in (*(each for each, _ in entries), *self._table.unproven()))
+        self._interval.give_up()
         if self._inspection is not None:
             self._inspection.close()
         return ended and proven

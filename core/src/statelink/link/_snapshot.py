@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,7 @@ def snapshot(context: Context, table: RoomTable, control: Control) -> dict[str, 
         "quarantined_bytes": dict(quarantined),
         "held_bytes": dict(held),
         "strategies": _strategies(context.strategies.values()),
+        "switch_interval": sys.getswitchinterval(),
         "totals": table.totals(),
         "load": {**table.load(), **context.workers.waiting(), **load},
         "dropped_frames": dict(context.channel.dropped),

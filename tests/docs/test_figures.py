@@ -1,0 +1,85 @@
+"""The figures on the pages are those of `benchmarks/measured.json`, and the tool takes what benchmarks write."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from tools import figures
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+ROWS = [
+    {"suite": "rooms", "backend": "tcp", "in_flight": 64, "busy": "none", "rooms_per_s": 2270, "median_ms": 9.0,
+     "prefill_cpu_ms": 0.3, "decode_cpu_ms": 0.25},
+    {"suite": "handoff", "backend": "nixl", "workload": "A", "busy": "prefill", "busy_ms": 12.0,
+     "over_raw": [1.2, 1.1, 1.3], "over_floor": [2.0, 1.9, 2.1], "busy_over_quiet": [2.5, 2.4, 2.6]},
+]  # fmt: skip
+SGLANG = {
+    "handoff": [{"workload": "A", "sglang": "nixl", "ratio": "0.63 [0.60, 0.70]"}],
+    "rooms": [],
+    "loop": [],
+}
+
+
+def cells_of(table: str) -> dict[str, list[str]]:
+    """Each row's cells, by what the row is about."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    return {first: rest for first, *rest in rows}
+
+
+def test_the_pages_have_what_was_measured(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["figures"])
+    assert figures.main() == 0, capsys.readouterr().err
+
+
+def test_every_table_on_a_page_can_be_made() -> None:
+    marks = {name for page in figures.PAGES for _, name, _ in figures.MARKS.findall(page.read_text())}
+    assert marks
+    assert marks <= set(figures.TABLES)
+
+
+def test_a_cell_is_the_median_and_its_bounds_or_a_dash() -> None:
+    found = {"core": {"rows": ROWS}, "sglang": SGLANG}
+    assert cells_of(figures.sglang(found))["one request of 8 MiB"] == ["0.63 (0.60–0.70)", "–"]
+    assert cells_of(figures.large(found))["A, one request of 8 MiB"] == ["–", "1.20 (1.10–1.30)", "–"]
+    assert cells_of(figures.small(found))["small requests, 64 in flight, quiet"] == ["2,270 a second", "–", "–"]
+    assert cells_of(figures.busy(found))["A, Python in the sending process"] == ["–", "12.0 ms, 2.50 (2.40–2.60)", "–"]
+
+
+def test_a_page_is_written_between_its_marks_alone() -> None:
+    page = "before\n<!-- figures: sglang -->\nstale\n<!-- figures: end -->\nafter 9.9 ms\n"
+    made = figures.replaced(page, {"sglang": SGLANG})
+    assert made.startswith("before\n<!-- figures: sglang -->\n")
+    assert made.endswith("<!-- figures: end -->\nafter 9.9 ms\n")
+    assert "stale" not in made
+    assert "0.63 (0.60–0.70)" in made
+    assert figures.replaced(made, {"sglang": SGLANG}) == made
+
+
+def test_what_benchmarks_leave_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One part at a time: what was not measured anew stays."""
+    monkeypatch.setattr(figures, "MEASURED", tmp_path / "measured.json")
+    monkeypatch.setattr(figures, "PAGES", [])
+    for name, given in (("results.json", {"rows": ROWS}), ("sglang.json", SGLANG)):
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        (folder / name).write_text(json.dumps(given))
+        monkeypatch.setattr("sys.argv", ["figures", "--take", str(folder)])
+        assert figures.main() == 0
+    text = (tmp_path / "measured.json").read_text()
+    assert json.loads(text) == {"core": {"rows": ROWS}, "sglang": SGLANG}
+    assert len(re.findall(r"^ .*\"backend\": \"tcp\".*\"decode_cpu_ms\".*$", text, re.MULTILINE)) == 1
+
+
+def test_a_folder_gets_a_page_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sglang.json").write_text(json.dumps(SGLANG))
+    monkeypatch.setattr("sys.argv", ["figures", "--table", str(tmp_path)])
+    assert figures.main() == 0
+    text = (tmp_path / "table.md").read_text()
+    assert "| one request of 8 MiB | 0.63 (0.60–0.70) | – |" in text
+    assert "not measured" in text

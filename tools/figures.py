@@ -1,0 +1,337 @@
+"""The tables of measured figures in README.md and the docs, made from what `make bench` wrote.
+
+``python -m tools.figures`` says whether each page has what ``benchmarks/measured.json`` says; ``--write`` makes it so.
+``--take FOLDER`` first puts what `make bench` left in that folder into the file. ``--table FOLDER`` writes all tables
+of a folder to its ``table.md``, and leaves the repository alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+MEASURED = ROOT / "benchmarks" / "measured.json"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MARKS = re.compile(r"(<!-- figures: ([a-z0-9-]+) -->\n).*?(<!-- figures: end -->)", re.DOTALL)
+FILES = {
+    "core": "results.json",
+    "overlap": "overlap.json",
+    "switching": "switching.json",
+    "sglang": "sglang.json",
+    "vllm": "vllm.json",
+}
+"""What each benchmark leaves in its folder."""
+NAMES = {"tcp": "`tcp`", "nixl": "NIXL", "mooncake": "Mooncake"}
+WORKLOADS = {
+    "A": "one request of 8 MiB",
+    "B": "one request of 512 MiB in random pages",
+    "C": "one request of 512 MiB in order",
+}
+IN_FLIGHT = {64: "small requests, 64 in flight", 16: "small requests, 16 in flight", 1: "small requests, one at a time"}
+BUSY = {
+    "none": "quiet",
+    "prefill": "Python in the sending process",
+    "decode": "Python in the receiving process",
+    "both": "Python in both",
+    "scheduler": "an engine that computes 2 ms of each 3",
+}
+
+Row = dict[str, Any]
+Found = dict[str, Any]
+"""What each benchmark found, by its key in `FILES`."""
+
+
+def taken(folder: Path) -> Found:
+    """What is in a folder of results."""
+    return {name: json.loads((folder / each).read_text()) for name, each in FILES.items() if (folder / each).exists()}
+
+
+def written(found: Found) -> str:
+    """The file: one row a line, so that a change shows the rows that changed."""
+    text = json.dumps(found, indent=1)
+    # What is inside of a row goes on one line.
+    return re.sub(r"\n {4,}", " ", re.sub(r"\n {3,}([}\]])", r" \1", text)) + "\n"
+
+
+def bounds(value: Any) -> str:
+    """A ratio as ``0.63 (0.60–0.66)``, from what a benchmark writes: text, or the median and its bounds."""
+    if isinstance(value, str):
+        value = [float(each) for each in re.findall(r"-?[\d.]+", value)]
+    median, low, high = value
+    return f"{median:.2f} ({low:.2f}–{high:.2f})"
+
+
+def drawn(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Rows as a table of markdown."""
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)]) + "\n"
+
+
+def one(rows: Iterable[Row], **wanted: Any) -> Row | None:
+    """The row that has these values, if it was measured."""
+    return next((row for row in rows if all(row.get(key) == value for key, value in wanted.items())), None)
+
+
+def cells(rows: Sequence[Row], show: Callable[[Row], Any], wanted: Iterable[dict[str, Any]]) -> list[Any]:
+    """A cell for each wanted row; a dash for one that was not measured."""
+    found = (one(rows, **each) for each in wanted)
+    return ["–" if row is None else show(row) for row in found]
+
+
+def sglang(found: Found) -> str:
+    """Requests through Statelink and through SGLang's own connectors."""
+    given = found["sglang"]
+    libraries = ("nixl", "mooncake")
+    rows = [
+        [about, *cells(given["handoff"], _ratio, ({"workload": name, "sglang": each} for each in libraries))]
+        for name, about in WORKLOADS.items()
+    ]
+    rows += [
+        [about, *cells(given["rooms"], _ratio, ({"in_flight": number, "sglang": each} for each in libraries))]
+        for number, about in IN_FLIGHT.items()
+    ]
+    return drawn(["", *(NAMES[each] for each in libraries)], rows)
+
+
+def sglang_short(found: Found) -> str:
+    """A few lines of it, for a first look."""
+    lines = sglang(found).splitlines()
+    return "\n".join(line for line in lines if IN_FLIGHT[16] not in line) + "\n"
+
+
+def sglang_cpu(found: Found) -> str:
+    """Processor time of both processes for each small request."""
+    rows = found["sglang"]["rooms"]
+    show = lambda row: f"{row['cpu_ms_ours']:.2f} ms, {row['cpu_ms_theirs']:.2f} ms"  # noqa: E731
+    libraries = ("nixl", "mooncake")
+    return drawn(
+        ["", *(f"{NAMES[each]}: Statelink, SGLang's connector" for each in libraries)],
+        (
+            [about, *cells(rows, show, ({"in_flight": number, "sglang": each} for each in libraries))]
+            for number, about in IN_FLIGHT.items()
+        ),
+    )
+
+
+def sglang_loop(found: Found) -> str:
+    """What a scheduler's loop loses to each request."""
+    rows = []
+    for row in found["sglang"]["loop"]:
+        own = f"{NAMES.get(row['sglang'], row['sglang'])}, {row['in_flight']} in flight"
+        calls = [f"{row[f'{role}_calls'][0]} µs, {row[f'{role}_calls'][1]} µs" for role in ("prefill", "decode")]
+        rows.append([own, *calls, *(bounds(row[f"{role}_ratio"]) for role in ("prefill", "decode"))])
+    return drawn(["", "prefill's calls", "decode's calls", "ratio, prefill", "ratio, decode"], rows)
+
+
+def vllm(found: Found) -> str:
+    """Requests through Statelink and through vLLM's own connectors."""
+    rows = found["vllm"]["rows"]
+    own = {"NixlPushConnector": "the connector that pushes", "NixlConnector": "the connector that reads"}
+    body = []
+    for length in dict.fromkeys(row["tokens"] for row in rows):
+        wanted = [{"tokens": length, "vllm": name, "statelink": "nixl"} for name in own]
+        both = zip(cells(rows, _ratio, wanted), cells(rows, lambda row: bounds(row["at_once"]), wanted), strict=True)
+        body.append([f"{length:,} tokens", *(cell for pair in both for cell in pair)])
+    return drawn(["", *(head for about in own.values() for head in (about, "the same, both engines at once"))], body)
+
+
+def large(found: Found) -> str:
+    """Large requests, over the library alone and over a plain copy."""
+    rows = _core(found, "handoff")
+    body = []
+    for name, about in WORKLOADS.items():
+        wanted = [{"workload": name, "backend": each} for each in NAMES]
+        show = lambda row: bounds(row["over_raw"]) if "over_raw" in row else "–"  # noqa: E731
+        body.append([f"{name}, {about}", *cells(rows, show, wanted)])
+        body.append(["the same, over one thread's copy", *cells(rows, lambda row: bounds(row["over_floor"]), wanted)])
+    return drawn(["", *NAMES.values()], body)
+
+
+def small(found: Found) -> str:
+    """Small requests: how many a second, or how long one takes; quiet and beside a busy engine."""
+    rows = _core(found, "rooms")
+    body = []
+    for number, show in (
+        (64, lambda row: f"{row['rooms_per_s']:,} a second"),
+        (1, lambda row: f"{row['median_ms']} ms"),
+    ):
+        for busy, about in BUSY.items():
+            wanted = [{"in_flight": number, "busy": busy, "backend": each} for each in NAMES]
+            body.append([f"{IN_FLIGHT[number]}, {about}", *cells(rows, show, wanted)])
+    return drawn(["", *NAMES.values()], body)
+
+
+def small_cpu(found: Found) -> str:
+    """Processor time of each side for a small request, quiet."""
+    rows = _core(found, "rooms")
+    show = lambda row: f"{row['prefill_cpu_ms']} ms, {row['decode_cpu_ms']} ms"  # noqa: E731
+    return drawn(
+        ["prefill, decode", *NAMES.values()],
+        (
+            [about, *cells(rows, show, ({"in_flight": number, "busy": "none", "backend": each} for each in NAMES))]
+            for number, about in IN_FLIGHT.items()
+            if number != 16
+        ),
+    )
+
+
+def busy(found: Found) -> str:
+    """Large requests beside a busy engine."""
+    rows = _core(found, "handoff")
+    show = lambda row: f"{row['busy_ms']} ms, {bounds(row['busy_over_quiet'])}"  # noqa: E731
+    return drawn(
+        ["", *NAMES.values()],
+        (
+            [
+                f"{name}, {BUSY[how]}",
+                *cells(rows, show, ({"workload": name, "busy": how, "backend": each} for each in NAMES)),
+            ]
+            for name in ("A", "B")
+            for how in ("prefill", "decode", "scheduler")
+        ),
+    )
+
+
+def unequal(found: Found) -> str:
+    """Unequal ranks: 32 MiB in pieces of 512 bytes."""
+    rows = _core(found, "unequal")
+    ways = {
+        "direct_over_whole": "every piece by itself, over the same bytes in whole pages",
+        "staged_over_whole": "staged, over the same bytes in whole pages",
+        "direct_over_staged": "every piece by itself, over staged",
+    }
+    return drawn(
+        ["", *NAMES.values()],
+        (
+            [about, *cells(rows, lambda row, way=way: bounds(row[way]), ({"backend": each} for each in NAMES))]
+            for way, about in ways.items()
+        ),
+    )
+
+
+def growth(found: Found) -> str:
+    """How costs and memory grow."""
+    rows = _core(found, "growth")
+    body: list[list[Any]] = []
+    for kind, unit, about in (
+        ("peers", "us", "a small request, with {} peers connected"),
+        ("in flight", "us", "a small request, with {} in flight"),
+        ("items", "ns", "a page, of {} in random order"),
+    ):
+        for count in dict.fromkeys(row["count"] for row in rows if row.get("growth") == kind):
+            wanted = {"growth": kind, "count": count} | ({"order": "random"} if kind == "items" else {})
+            show = lambda row, unit=unit: f"{row[unit]:,} {unit.replace('u', 'µ')}"  # noqa: E731
+            each_backend = ({**wanted, "backend": each} for each in NAMES)
+            body.append([about.format(f"{count:,}"), *cells(rows, show, each_backend)])
+    for what in dict.fromkeys(row["memory"] for row in rows if "memory" in row):
+        show = lambda row: f"{row['KiB']:,} KiB" if "KiB" in row else f"{row['MiB']:,} MiB"  # noqa: E731
+        each_backend = ({"memory": what, "backend": each} for each in NAMES)
+        body.append([f"memory of {what}", *cells(rows, show, each_backend)])
+    return drawn(["", *NAMES.values()], body)
+
+
+def overlap(found: Found) -> str:
+    """From the end of prefill's forward pass to success on decode."""
+    rows = found["overlap"]["rows"]
+    ways = [key.removesuffix("_ms") for key in rows[0] if key.endswith("_ms")]
+    return drawn(
+        ["rate of the network", *(f"pushed {way}" for way in ways)],
+        ([f"{row['mbit']:,} Mbit/s", *(f"{row[f'{way}_ms']} ms" for way in ways)] for row in rows),
+    )
+
+
+def switching(found: Found) -> str:
+    """What the switch interval costs and brings."""
+    body = [
+        [
+            f"{row['load']} over {NAMES[row['backend']]}, {row['busy']}",
+            f"{row['interval_ms']:g} ms",
+            f"{row['median_ms']} ms, {row['p99_ms']} ms",
+            bounds(row["ratio"]),
+            f"{row['lost_ms']} ms",
+            f"{row['turn_p99_ms']} ms, {row['worst_turn_ms']} ms",
+            f"{row['cpu_ms']} ms",
+        ]
+        for row in found["switching"]["rows"]
+    ]
+    head = ["load", "interval", "median, 99 %", "ratio", "the loop loses", "turn: 99 %, worst", "processor time"]
+    return drawn(head, body)
+
+
+TABLES: dict[str, Callable[[Found], str]] = {
+    "sglang": sglang,
+    "sglang-short": sglang_short,
+    "sglang-cpu": sglang_cpu,
+    "sglang-loop": sglang_loop,
+    "vllm": vllm,
+    "large": large,
+    "busy": busy,
+    "small": small,
+    "small-cpu": small_cpu,
+    "unequal": unequal,
+    "growth": growth,
+    "overlap": overlap,
+    "switching": switching,
+}
+
+
+def replaced(text: str, found: Found) -> str:
+    """A page with each of its tables as it was measured."""
+    return MARKS.sub(lambda mark: f"{mark[1]}\n{TABLES[mark[2]](found)}\n{mark[3]}", text)
+
+
+def every(found: Found) -> str:
+    """All tables that can be made."""
+    parts = []
+    for name, make in TABLES.items():
+        try:
+            parts.append(f"## {(make.__doc__ or name).rstrip('.')}\n\n{make(found)}")
+        except (KeyError, IndexError):  # that benchmark was not run
+            parts.append(f"## {(make.__doc__ or name).rstrip('.')}\n\nnot measured\n")
+    return "\n".join(parts)
+
+
+def _core(found: Found, suite: str) -> list[Row]:
+    return [row for row in found["core"]["rows"] if row["suite"] == suite]
+
+
+def _ratio(row: Row) -> str:
+    return bounds(row["ratio"])
+
+
+def main() -> int:
+    """Compare or write; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--take", type=Path, metavar="FOLDER", help="take what a folder has into the file")
+    parser.add_argument("--table", type=Path, metavar="FOLDER", help="write the tables of a folder into it")
+    parser.add_argument("--write", action="store_true", help="write the tables into the pages")
+    given = parser.parse_args()
+    if given.table:
+        (given.table / "table.md").write_text(every(taken(given.table)))
+        print(f"wrote {given.table / 'table.md'}")
+        return 0
+    found: Found = json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
+    if given.take:
+        found |= taken(given.take)
+        MEASURED.write_text(written(found))
+    stale = []
+    for page in PAGES:
+        text = page.read_text()
+        made = replaced(text, found)
+        if made != text and given.write:
+            page.write_text(made)
+        elif made != text:
+            stale.append(str(page.relative_to(ROOT)))
+    if stale:
+        print(f"figures are stale in {', '.join(stale)}: `make figures` writes them anew", file=sys.stderr)
+    return bool(stale)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

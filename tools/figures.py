@@ -247,21 +247,38 @@ def overlap(found: Found) -> str:
 
 
 def switching(found: Found) -> str:
-    """What the switch interval costs and brings."""
-    body = [
-        [
-            f"{row['load']} over {NAMES[row['backend']]}, {row['busy']}",
-            f"{row['interval_ms']:g} ms",
-            f"{row['median_ms']} ms, {row['p99_ms']} ms",
-            bounds(row["ratio"]),
-            f"{row['lost_ms']} ms",
-            f"{row['turn_p99_ms']} ms, {row['worst_turn_ms']} ms",
-            f"{row['cpu_ms']} ms",
-        ]
-        for row in found["switching"]["rows"]
-    ]
-    head = ["load", "interval", "median, 99 %", "ratio", "the loop loses", "turn: 99 %, worst", "processor time"]
-    return drawn(head, body)
+    """Requests beside an engine's loop, by the switch interval: the median of their times, and the 99th percentile."""
+    return _by_interval(found, lambda row: f"{row['median_ms']:.1f}, {row['p99_ms']:.1f} ms")
+
+
+def switching_loop(found: Found) -> str:
+    """The engine's loop beside them: what it loses to each request, and its worst turn."""
+    return _by_interval(found, lambda row: f"{row['lost_ms']:.1f}, {row['worst_turn_ms']:.1f} ms")
+
+
+def switching_cpu(found: Found) -> str:
+    """Processor time of prefill's process for each request, without the loop's."""
+    return _by_interval(found, lambda row: f"{row['cpu_ms']:.2f} ms")
+
+
+def _by_interval(found: Found, show: Callable[[Row], str]) -> str:
+    rows = found["switching"]["rows"]
+    intervals = list(dict.fromkeys(row["interval_ms"] for row in rows))
+    sets = dict.fromkeys((row["load"], row["backend"], row["busy"]) for row in rows)
+    return drawn(
+        ["", *(f"{interval:g} ms" for interval in intervals)],
+        (
+            [
+                f"{load} over {NAMES[backend]}, {busy}",
+                *cells(
+                    rows,
+                    show,
+                    ({"load": load, "backend": backend, "busy": busy, "interval_ms": each} for each in intervals),
+                ),
+            ]
+            for load, backend, busy in sets
+        ),
+    )
 
 
 TABLES: dict[str, Callable[[Found], str]] = {
@@ -278,6 +295,8 @@ TABLES: dict[str, Callable[[Found], str]] = {
     "growth": growth,
     "overlap": overlap,
     "switching": switching,
+    "switching-loop": switching_loop,
+    "switching-cpu": switching_cpu,
 }
 
 

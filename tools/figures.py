@@ -12,6 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +210,7 @@ def unequal(found: Found) -> str:
     return drawn(
         ["", *NAMES.values()],
         (
-            [about, *cells(rows, lambda row, way=way: bounds(row[way]), ({"backend": each} for each in NAMES))]
+            [about, *cells(rows, partial(_bounds_of, way), ({"backend": each} for each in NAMES))]
             for way, about in ways.items()
         ),
     )
@@ -226,13 +227,11 @@ def growth(found: Found) -> str:
     ):
         for count in dict.fromkeys(row["count"] for row in rows if row.get("growth") == kind):
             wanted = {"growth": kind, "count": count} | ({"order": "random"} if kind == "items" else {})
-            show = lambda row, unit=unit: f"{row[unit]:,} {unit.replace('u', 'µ')}"  # noqa: E731
             each_backend = ({**wanted, "backend": each} for each in NAMES)
-            body.append([about.format(f"{count:,}"), *cells(rows, show, each_backend)])
+            body.append([about.format(f"{count:,}"), *cells(rows, partial(_time_in, unit), each_backend)])
     for what in dict.fromkeys(row["memory"] for row in rows if "memory" in row):
-        show = lambda row: f"{row['KiB']:,} KiB" if "KiB" in row else f"{row['MiB']:,} MiB"  # noqa: E731
         each_backend = ({"memory": what, "backend": each} for each in NAMES)
-        body.append([f"memory of {what}", *cells(rows, show, each_backend)])
+        body.append([f"memory of {what}", *cells(rows, _memory, each_backend)])
     return drawn(["", *NAMES.values()], body)
 
 
@@ -318,6 +317,18 @@ def every(found: Found) -> str:
 
 def _core(found: Found, suite: str) -> list[Row]:
     return [row for row in found["core"]["rows"] if row["suite"] == suite]
+
+
+def _time_in(unit: str, row: Row) -> str:
+    return f"{row[unit]:,} {unit.replace('u', 'µ')}"
+
+
+def _memory(row: Row) -> str:
+    return f"{row['KiB']:,} KiB" if "KiB" in row else f"{row['MiB']:,} MiB"
+
+
+def _bounds_of(name: str, row: Row) -> str:
+    return bounds(row[name])
 
 
 def _ratio(row: Row) -> str:

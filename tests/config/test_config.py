@@ -103,6 +103,7 @@ def test_every_key_but_secrets_has_a_variable_that_reaches_it() -> None:
         "staging": msgspec.to_builtins(Staging()),
         "etcd": msgspec.to_builtins(Etcd()),
         "telemetry": {"log": {}},
+        "switch_interval": 0.002,
     }
     for key in LinkConfig.__struct_fields__:
         default = getattr(LinkConfig(role="decode", backend="tcp"), key)

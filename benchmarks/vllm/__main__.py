@@ -57,7 +57,7 @@ class Way:
         model: The folder of a model.
         folder: For logs.
         longest: Tokens of the longest prompt.
-        interval: Statelink's option `switch_interval`, if not the adapter's default.
+        interval: Statelink's option `switch_interval`, if one is given.
     """
 
     def __init__(self, moves: str, model: Path, folder: Path, longest: int, interval: float | None = None) -> None:

@@ -32,13 +32,6 @@ def test_nothing_given_lets_statelink_choose_the_backend() -> None:
     assert (options.link.role, options.link.backend, options.allow) == ("decode", "auto", frozenset())
 
 
-def test_the_interpreter_switches_sooner_unless_the_operator_says_no() -> None:
-    given = [
-        _read(text).link.switch_interval for text in ("", '{"switch_interval": 0.002}', '{"switch_interval": null}')
-    ]
-    assert given == [0.001, 0.002, None]
-
-
 @pytest.mark.parametrize(("given", "optional"), [("optional", True), ("required", False)])
 def test_metadata_rows_may_be_optional(given: str, optional: bool) -> None:
     assert _read(json.dumps({"sglang": {"rows": given}})).rows_optional is optional

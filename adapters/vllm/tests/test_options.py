@@ -27,13 +27,6 @@ def test_nothing_given_lets_statelink_choose_the_backend(kv_role: str, role: str
     assert (options.link.role, options.link.backend, options.allow) == (role, "auto", frozenset())
 
 
-def test_the_interpreter_switches_sooner_unless_the_operator_says_no() -> None:
-    links = [
-        read_options("kv_both", given).link for given in ({}, {"switch_interval": 0.002}, {"switch_interval": None})
-    ]
-    assert [link.switch_interval for link in links] == [0.001, 0.002, None]
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [

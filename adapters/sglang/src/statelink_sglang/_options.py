@@ -20,10 +20,6 @@ OWN_TABLE = "sglang"
 SET_HERE = ("role", "peers", "siblings", "rendezvous")
 """Keys of a link that follow from SGLang's own options."""
 
-DEFAULTS: Mapping[str, Any] = {"backend": "auto", "switch_interval": 0.001}
-"""What a link has if the operator says nothing. docs/performance.md says what the switch interval costs the engine's
-thread, and what it brings."""
-
 ALLOWED = {
     "cuda": "pools in device memory",
     "nodes": "a server on several machines (--nnodes)",
@@ -49,7 +45,7 @@ class Options(NamedTuple):
 
 
 def read_options(role: str, environment: Mapping[str, str] | None = None) -> Options:
-    """The options in the environment: JSON, or the path of a file with JSON. `DEFAULTS` if there are none.
+    """The options in the environment: JSON, or the path of a file with JSON. ``auto`` if there are none.
 
     Raises:
         ConfigError: It cannot be read, or a key or value is wrong.
@@ -64,7 +60,7 @@ def read_options(role: str, environment: Mapping[str, str] | None = None) -> Opt
                 hint="leave it out",
                 code="config.key",
             )
-    return Options(statelink.LinkConfig.read({**DEFAULTS, **given, "role": role}), *_own(own))
+    return Options(statelink.LinkConfig.read({"backend": "auto", **given, "role": role}), *_own(own))
 
 
 def allows(word: str) -> bool:

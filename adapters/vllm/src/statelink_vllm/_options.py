@@ -18,10 +18,6 @@ OWN_TABLE = "vllm"
 SET_HERE = ("role", "siblings")
 """Keys of a link that follow from vLLM's own options."""
 
-DEFAULTS: Mapping[str, Any] = {"backend": "auto", "switch_interval": 0.001}
-"""What a link has if the operator says nothing. docs/performance.md says what the switch interval costs the engine's
-thread, and what it brings."""
-
 ROLES = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
 
 ALLOWED = {"cuda": "a cache in device memory", "version": "another release of vLLM"}
@@ -75,7 +71,7 @@ def read_options(kv_role: str | None, given: Mapping[str, Any] | None) -> Option
                 hint="leave it out",
                 code="config.key",
             )
-    return Options(statelink.LinkConfig.read({**DEFAULTS, **keys, "role": ROLES[kv_role]}), *_own(own))
+    return Options(statelink.LinkConfig.read({"backend": "auto", **keys, "role": ROLES[kv_role]}), *_own(own))
 
 
 def _own(own: Any) -> tuple[frozenset[str], str, Mapping[str, str]]:

@@ -18,17 +18,19 @@ class Behaviour(NamedTuple):
             memory of the host.
         agrees: Whether the ranks of decode agree on the round in which they give the memory of a failed request back.
         counts_held: Whether a scheduler that holds such memory says that it is not idle.
+        stages_agree: Whether a pipeline stage of prefill fails a new request only when all stages do.
     """
 
     until: int = 2
     device_only: float = 1
     agrees: bool = True
     counts_held: bool = True
+    stages_agree: bool = True
 
 
 RELEASES = {
     "0.5.22": Behaviour(agrees=False, counts_held=False),
-    "0.5.21": Behaviour(until=1, device_only=0, agrees=False, counts_held=False),
+    "0.5.21": Behaviour(until=1, device_only=0, agrees=False, counts_held=False, stages_agree=False),
 }
 
 BEHAVIOUR = RELEASES.get(SEAM.release(), Behaviour())

@@ -95,6 +95,7 @@ SCHEDULER_CALLS: dict[str, str] = {
     f"{PREFILL}:PrefillBootstrapQueue._init_kv_manager": "self",
     f"{PREFILL}:PrefillBootstrapQueue.create_sender": "self req num_kv_heads",
     f"{PREFILL}:PrefillBootstrapQueue.add": "self req num_kv_heads",
+    f"{PREFILL}:PrefillBootstrapQueue.pop_bootstrapped": "self",
     f"{DECODE}:DecodePreallocQueue._init_kv_manager": "self",
     f"{DECODE}:DecodePreallocQueue.add": "self req is_retracted is_rebootstrap",
     f"{DECODE}:DecodePreallocQueue._create_receiver_and_enqueue": "self req is_rebootstrap",
@@ -165,6 +166,7 @@ RELEASES: dict[str, dict[str, str | None]] = {
         f"{BASE}:BaseKVSender.__init__": "self mgr bootstrap_addr bootstrap_room dest_tp_ranks pp_rank "
         "req_has_disagg_prefill_dp_rank",
         f"{BASE}:BaseKVReceiver": "-is_abort_release_safe",
+        f"{PREFILL}:PrefillBootstrapQueue.pop_bootstrapped": "self return_failed_reqs pp_good_rids pp_bad_rids",
         f"{TOKENIZER}:TokenizerManager._handle_batch_request": "self obj request request_rids",
     },
 }

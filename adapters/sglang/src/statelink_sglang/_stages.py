@@ -1,4 +1,4 @@
-"""Hooks on SGLang's loop for pipeline stages of decode: every stage ends a request in the same way, in the same round.
+"""Hooks on SGLang's loop for pipeline stages: every stage ends a request in the same way, in the same round.
 
 Each stage makes its batches from queues of its own, and waits for the others in every round. So all stages must take a
 request from their queues in the same round and with the same verdict, and give its memory back in the same round. Each
@@ -13,6 +13,9 @@ memory is free:
 - a request fails if it has failed on any stage, and succeeds when it has succeeded on all;
 - the memory of a failed request is given back when nothing writes to it on any stage.
 
+On prefill, SGLang's own list says which new requests have failed on any stage. In some releases, a stage besides fails
+others alone.
+
 Everything here runs on the scheduler's one thread, on every rank of every stage.
 """
 
@@ -21,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ._behaviour import BEHAVIOUR
 from ._deferred import free_entries, resolving
 from ._transfer import FAILED, SUCCESS
 
@@ -75,6 +79,25 @@ def around_take_ended(original: Callable[..., Any], scheduler: Any, release_rids
     return Ended(ended.succeeded - left, ended.failed - left, ended.free)
 
 
+def around_pop_bootstrapped(original: Callable[..., Any], queue: Any, *args: Any, **named: Any) -> Any:
+    """Around ``PrefillBootstrapQueue.pop_bootstrapped``, where a stage of prefill fails a new request alone.
+
+    The others would compute it, and wait for that stage for ever. So SGLang sees only requests on which the stages
+    have agreed. A failed one gets into the list of every stage in a later round.
+    """
+    lists = named.get("pp_good_rids"), named.get("pp_bad_rids")
+    if None in lists or not hasattr(queue.kv_manager, "find_dp_rank"):  # one stage, or another backend
+        return original(queue, *args, **named)
+    agreed = {rid for each in lists for rid in each or ()}
+    whole = queue.queue
+    queue.queue = [each for each in whole if each.rid in agreed]
+    try:
+        return original(queue, *args, **named)
+    finally:
+        left = set(map(id, queue.queue))
+        queue.queue = [each for each in whole if each.rid not in agreed or id(each) in left]
+
+
 def _moves_state(scheduler: Any) -> bool:
     """Whether the server's transfer backend is Statelink."""
     return hasattr(scheduler.disagg_decode_prealloc_queue.kv_manager, "find_dp_rank")
@@ -92,3 +115,5 @@ AROUND: dict[str, Callable[..., Any]] = {
     f"{PIPELINE}.process_decode_transfer_queue": around_take_ended,
 }
 """Each target, and its hook."""
+if not BEHAVIOUR.stages_agree:
+    AROUND["sglang.srt.disaggregation.prefill.PrefillBootstrapQueue.pop_bootstrapped"] = around_pop_bootstrapped

@@ -158,7 +158,7 @@ ifeq ($(ARGS),)
 	$(BIN)/python -m tools.figures --table build/bench
 endif
 
-figures: $(DEV) ## Write what `make bench` found into benchmarks/measured.json, README.md and the docs
+figures: $(DEV) ## Write what `make bench` found into benchmarks/measured.json and the docs
 	$(BIN)/python -m tools.figures --take build/bench --write
 
 # Offline where setup has run; on a machine that is lent for minutes, run a part at a time: ARGS="--part kit-nixl".

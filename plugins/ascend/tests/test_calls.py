@@ -271,3 +271,23 @@ def test_an_end_that_waits_for_a_peer_is_left_to_itself(make: Callable[..., Asce
         assert time.monotonic() < until
         time.sleep(0.01)
     make()
+
+
+@pytest.mark.parametrize("code", [0, -1])
+def test_an_engine_that_failed_to_move_is_left_as_it_is(
+    make: Callable[..., AscendBackend], library: Library, code: int
+) -> None:
+    """The library crashes the process if it destroys an engine of which a peer has ended."""
+    backend = make("decode")  # which makes no first contact
+    backend.register(REGIONS)
+    backend.connect("there", THERE, REGIONS)
+    library.codes["batch_transfer_sync_write"] = code
+    one, zero = np.ones(1, np.uint64), np.zeros(1, np.uint32)
+    address = np.array([REGIONS[1].address], np.uint64)
+    transfer = backend.submit("there", Batch(Blocks(address, address, one, zero + 1, zero + 1), 1, 1))
+    assert transfer.outcome is not None
+    assert transfer.outcome.ok is (code == 0)
+    backend.close()
+    ended = [("destroy",), ("unInitialize",)]
+    assert [call for call in library.calls if call in ended] == ([] if code else ended)
+    make()  # the process may start another one

@@ -10,7 +10,7 @@ from ._admission import around_decode_add, around_prefill_add
 from ._calls import Calls
 from ._content import content_of_request
 from ._declines import Declines
-from ._deferred import around_resolve
+from ._deferred import around_is_fully_idle, around_resolve
 from ._directory import Directory, Instance, Prefill
 from ._dp_ranks import Announcer, RankFinder
 from ._failure import TransferFailed
@@ -26,6 +26,7 @@ from ._samples import ROOMS, STRIDE, around_handle_batch, around_send, room_of_s
 from ._seam import SCHEDULER, SEAM, loaded
 from ._sender import Sender
 from ._server import MOST_ROOMS, PATH, ROOMS_PATH, SCHEMA, BootstrapServer
+from ._stages import around_pop_bootstrapped
 
 __all__ = [
     "ALLOWED",
@@ -60,6 +61,8 @@ __all__ = [
     "around_decode_add",
     "around_handle_batch",
     "around_init_kv_manager",
+    "around_is_fully_idle",
+    "around_pop_bootstrapped",
     "around_prefill_add",
     "around_resolve",
     "around_send",

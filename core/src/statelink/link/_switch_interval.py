@@ -31,7 +31,8 @@ class SwitchInterval:
         seconds: What this link asks for; ``None`` asks for nothing.
     """
 
-    _guard: ClassVar = threading.Lock()
+    _guard: ClassVar = threading.RLock()
+    """The code of a signal handler may close a link on the thread that holds it."""
     _asked: ClassVar[list[float]] = []
     """By all links of the process."""
     _set: ClassVar[float | None] = None

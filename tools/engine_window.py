@@ -118,6 +118,11 @@ def table(found: dict[str, dict[str, Any]]) -> str:
     return text + ("\n## What failed\n\n" + "\n".join(failures) + "\n" if failures else "")
 
 
+def _names(text: str, run: Run) -> bool:
+    """Whether a text names a run: a whole name names that one alone, and a part of names all that have it."""
+    return text == run.name if any(text == each.name for each in runs()) else text in run.name
+
+
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
@@ -125,10 +130,12 @@ def _numbers(version: str) -> tuple[int, ...]:
 def main() -> None:
     """Run what was asked for, and write the table after each run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="the runs whose names have a text")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="TEXT", help="a run, or the runs whose names have a text"
+    )
     parser.add_argument("--list", action="store_true", help="say which runs there are, and run none")
     given = parser.parse_args()
-    chosen = [run for run in runs() if not given.only or any(text in run.name for text in given.only)]
+    chosen = [run for run in runs() if not given.only or any(_names(text, run) for text in given.only)]
     if given.list:
         print(*(run.name for run in chosen), sep="\n")
         return

@@ -65,6 +65,7 @@ def test_a_test_that_fails_is_named(made: Path, monkeypatch: pytest.MonkeyPatch)
     name = f"SGLang {engine_window.releases('sglang')[0]}"
     make_that(made, f"printf '%s' '{REPORT.format('<failure/>')}' > $report; exit 2")
     assert ended(monkeypatch, "--only", f"{name}") == 1
+    assert len((made / "log").read_text().splitlines()) == 1, "other runs have the name in theirs"
     assert row(made, name)[1:5] == ["3", "1", "1", "1"]
     assert f"- {name}: `test_a::three[x]`" in (made / "RESULTS.md").read_text()
 

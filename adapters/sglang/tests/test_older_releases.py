@@ -36,8 +36,8 @@ class Bootstrapping:
 
     def __init__(self, manager: Any) -> None:
         self.kv_manager = manager
-        self.queue = [SimpleNamespace(rid=rid) for rid in "abcd"]
-        self.failed = {"b", "c"}
+        self.queue = [SimpleNamespace(rid=rid) for rid in "wxyz"]
+        self.failed = {"x", "y"}
 
     def pop(self, **lists: Any) -> list[str]:
         taken = [each.rid for each in self.queue if each.rid in self.failed]
@@ -48,9 +48,9 @@ class Bootstrapping:
 @pytest.mark.parametrize(
     ("ours", "lists", "taken", "left"),
     [
-        (True, {"pp_good_rids": ["a"], "pp_bad_rids": ["c"]}, ["c"], "abd"),
-        (True, {}, ["b", "c"], "ad"),  # one stage
-        (False, {"pp_good_rids": ["a"], "pp_bad_rids": ["c"]}, ["b", "c"], "ad"),  # another backend
+        (True, {"pp_good_rids": ["w"], "pp_bad_rids": ["y"]}, ["y"], "wxz"),
+        (True, {}, ["x", "y"], "wz"),  # one stage
+        (False, {"pp_good_rids": ["w"], "pp_bad_rids": ["y"]}, ["x", "y"], "wz"),  # another backend
     ],
 )
 def test_a_stage_fails_only_what_all_stages_fail(ours: bool, lists: Any, taken: list[str], left: str) -> None:

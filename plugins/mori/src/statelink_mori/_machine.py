@@ -42,7 +42,7 @@ BINDING = "libmori_pybinds.so"
 LOADED_LATER = ("librocm_smi64.so.1", "libibverbs.so.1")
 """Libraries that RDMA opens when it starts. In some releases, the loader needs them, too."""
 TRIAL = """
-import sys, msgspec
+import os, sys, msgspec
 from statelink.errors import BackendUnavailableError
 from statelink_mori import Options
 from statelink_mori._library import Engine, Library
@@ -50,8 +50,10 @@ library = Library()
 try:
     Engine(library, "trial", "127.0.0.1", msgspec.json.decode(sys.argv[1], type=Options), port=0)
 except BackendUnavailableError as error:
-    sys.exit(error.reason.cause)
+    print(error.reason.cause, file=sys.stderr, flush=True)
+    os._exit(1)
 print(library.version, flush=True)
+os._exit(0)  # what the library would do to end its threads goes with the process
 """
 
 

@@ -1,9 +1,10 @@
 """Runs the tests with every release of the engines that the adapters know, and with every two of them that may meet.
 
-``python -m tools.engine_window [--only TEXT]...`` runs each release by itself, prefill of one release with decode of
-another, and the two engines with each other at the edges of their windows. What each run found is kept in
+``python -m tools.engine_window [--only TEXT]... [--again]`` runs each release by itself, prefill of one release with
+decode of another, and the two engines with each other at the edges of their windows. What each run found is kept in
 ``build/window.json``, so that some of the runs can be repeated, and the table is written to
-``adapters/cross/RESULTS.md``. Exit status 1: a test failed.
+``adapters/cross/RESULTS.md``. ``--again`` runs only what failed the last time, and the table says so of each test that
+passes then. Exit status 1: a test failed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
@@ -78,44 +79,71 @@ def runs() -> Iterator[Run]:
         yield Run(f"SGLang {one} and vLLM {other}, both ways", "engine-cross", versions, "-k test_tokens")
 
 
-def done(run: Run, folder: Path) -> dict[str, Any]:
-    """Run the tests, and say what they found."""
+def done(run: Run, folder: Path, again: Sequence[str] = ()) -> dict[str, Any]:
+    """Run the tests, and say what they found.
+
+    Args:
+        run: Which.
+        folder: For pytest's report.
+        again: Tests, as ``module::name[parameters]``. Only these functions are run, with all of their parameters.
+    """
     report = folder / "window.xml"
     report.unlink(missing_ok=True)
     given = [f"{name}={value}" for name, value in run.variables.items()]
-    command = ["make", run.target, *given, f"ARGS={run.choice} --junitxml={report}"]
+    functions = sorted({tuple(name.partition("[")[0].split("::")) for name in again})
+    chosen = f" -k '{' or '.join(' and '.join(each) for each in functions)}'" if again else ""
+    command = ["make", run.target, *given, f"ARGS={run.choice}{chosen} --junitxml={report}"]
     print(f"=== {run.name}: {' '.join(command)}", flush=True)
     ended = subprocess.run(command, cwd=ROOT, check=False).returncode
-    failures: list[str] = []
-    counts, seconds = {"tests": 0, "skipped": 0}, 0.0
+    outcomes: dict[str, str] = {}
+    seconds = 0.0
     if report.exists():
         suite = next(iter(ElementTree.parse(report).getroot().iter("testsuite")))
-        failures = [
-            f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
-            for case in suite.iter("testcase")
-            if case.find("failure") is not None or case.find("error") is not None
-        ]
-        counts, seconds = {name: int(suite.get(name, 0)) for name in counts}, float(suite.get("time", 0))
+        seconds = float(suite.get("time", 0))
+        for case in suite.iter("testcase"):
+            name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
+            outcomes[name] = next((each for each in ("failure", "error", "skipped") if case.find(each) is not None), "")
+    failures = [name for name, outcome in outcomes.items() if outcome in ("failure", "error")]
     if ended and not failures:
         failures.append(f"make ended with {ended}")  # such as where no environment could be made, or no test was chosen
+    skipped = [name for name, outcome in outcomes.items() if outcome == "skipped"]
     date = time.strftime("%Y-%m-%d")
-    return {**counts, "failed": len(failures), "seconds": seconds, "date": date, "failures": failures}
+    return {"tests": len(outcomes), "skipped": skipped, "failures": failures, "seconds": seconds, "date": date}
+
+
+def run_again(run: Run, folder: Path, before: dict[str, Any]) -> dict[str, Any]:
+    """Run again what failed in a run, and say what is true of the whole run now."""
+    if not before["failures"]:
+        return before
+    now = done(run, folder, before["failures"])
+    passed = [name for name in before["failures"] if name not in {*now["failures"], *now["skipped"]}]
+    return {
+        **before,
+        "skipped": [*before["skipped"], *(name for name in before["failures"] if name in now["skipped"])],
+        "failures": now["failures"],
+        "again": [*before.get("again", ()), *((name, now["date"]) for name in passed)],
+    }
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:
     """The table of what was found, in the order of the runs."""
-    rows, failures = [], []
+    rows, failures, again = [], [], []
     for run in runs():
         each = found.get(run.name)
         if each is None:
             rows.append(f"| {run.name} | not run | | | | | |")
             continue
-        passed = max(0, each["tests"] - each["failed"] - each["skipped"])
-        numbers = (each["tests"], passed, each["failed"], each["skipped"], f"{each['seconds'] / 60:.0f}", each["date"])
+        failed, skipped = len(each["failures"]), len(each["skipped"])
+        passed = max(0, each["tests"] - failed - skipped)
+        numbers = (each["tests"], passed, failed, skipped, f"{each['seconds'] / 60:.0f}", each["date"])
         rows.append(f"| {run.name} | {' | '.join(map(str, numbers))} |")
         failures += [f"- {run.name}: `{name}`" for name in each["failures"]]
+        again += [f"- {run.name}: `{name}`, {date}" for name, date in each.get("again", ())]
     text = INTRO + "\n".join(rows) + "\n"
-    return text + ("\n## What failed\n\n" + "\n".join(failures) + "\n" if failures else "")
+    repeated = "What failed in its run, and passed when it was run again"
+    for title, lines in (("What failed", failures), (repeated, again)):
+        text += f"\n## {title}\n\n" + "\n".join(lines) + "\n" if lines else ""
+    return text
 
 
 def _names(text: str, run: Run) -> bool:
@@ -133,6 +161,7 @@ def main() -> None:
     parser.add_argument(
         "--only", action="append", default=[], metavar="TEXT", help="a run, or the runs whose names have a text"
     )
+    parser.add_argument("--again", action="store_true", help="run only what failed the last time")
     parser.add_argument("--list", action="store_true", help="say which runs there are, and run none")
     given = parser.parse_args()
     chosen = [run for run in runs() if not given.only or any(_names(text, run) for text in given.only)]
@@ -142,10 +171,11 @@ def main() -> None:
     found = json.loads(FOUND.read_text()) if FOUND.exists() else {}
     FOUND.parent.mkdir(exist_ok=True)
     for run in chosen:
-        found[run.name] = done(run, FOUND.parent)
+        repeats = given.again and run.name in found
+        found[run.name] = run_again(run, FOUND.parent, found[run.name]) if repeats else done(run, FOUND.parent)
         FOUND.write_text(json.dumps(found, indent=1))
         TABLE.write_text(table(found))
-    failed = [run.name for run in chosen if found[run.name]["failed"]]
+    failed = [run.name for run in chosen if found[run.name]["failures"]]
     print(f"{len(chosen)} runs; tests failed in {len(failed)}{': ' if failed else ''}{', '.join(failed)}")
     sys.exit(bool(failed))
 

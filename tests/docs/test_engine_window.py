@@ -70,6 +70,26 @@ def test_a_test_that_fails_is_named(made: Path, monkeypatch: pytest.MonkeyPatch)
     assert f"- {name}: `test_a::three[x]`" in (made / "RESULTS.md").read_text()
 
 
+def test_what_failed_can_be_run_again_and_the_table_says_so(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"SGLang {engine_window.releases('sglang')[0]}"
+    make_that(made, f"printf '%s' '{REPORT.format('<failure/>')}' > $report; exit 2")
+    assert ended(monkeypatch, "--only", name) == 1
+    one = '<testsuites><testsuite time="9"><testcase classname="tests.test_a" name="three[x]">{}</testcase></testsuite>'
+    make_that(made, f"printf '%s' '{one.format('<failure/>')}</testsuites>' > $report; exit 2")
+    assert ended(monkeypatch, "--only", name, "--again") == 1
+    assert row(made, name)[1:6] == ["3", "1", "1", "1", "2"]
+    make_that(made, f"printf '%s' '{one.format('')}</testsuites>' > $report")
+    assert ended(monkeypatch, "--only", name, "--again") == 0
+    said = (made / "log").read_text().splitlines()[-1]
+    assert "ARGS=-m 'smoke or servers' -k 'test_a and three' --junitxml=" in said
+    assert row(made, name)[1:6] == ["3", "2", "0", "1", "2"]
+    results = (made / "RESULTS.md").read_text()
+    assert "## What failed\n" not in results
+    assert f"passed when it was run again\n\n- {name}: `test_a::three[x]`, " in results
+    assert ended(monkeypatch, "--only", name, "--again") == 0
+    assert (made / "log").read_text().splitlines()[-1] == said, "nothing is left to run"
+
+
 @pytest.mark.parametrize("then", ["exit 2", "printf '<a><testsuite tests=\"0\"/></a>' > $report; exit 5"])
 def test_a_run_without_tests_is_a_failure(made: Path, monkeypatch: pytest.MonkeyPatch, then: str) -> None:
     name = f"SGLang {engine_window.releases('sglang')[0]}"

@@ -47,7 +47,7 @@ def test_sglangs_own_test_passes(name: str, long_llama: Path, tmp_path: Path) ->
     # SGLang's fixtures call these by name.
     programs = tmp_path / "bin"
     programs.mkdir()
-    for program, start in (("python3", ""), ("sglang", "-c 'from sglang.cli.main import main; main()'")):
+    for program, start in (("python3", ""), ("sglang", "-m support.sglang_command")):
         script = programs / program
         script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -W ignore {start} "$@"\n')
         script.chmod(0o755)

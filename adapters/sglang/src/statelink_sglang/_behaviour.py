@@ -19,6 +19,7 @@ class Behaviour(NamedTuple):
         agrees: Whether the ranks of decode agree on the round in which they give the memory of a failed request back.
         counts_held: Whether a scheduler that holds such memory says that it is not idle.
         stages_agree: Whether a pipeline stage of prefill fails a new request only when all stages do.
+        lists_prefix: State types of which decode lists the pages of its prefix, too, although they need not arrive.
     """
 
     until: int = 2
@@ -26,11 +27,15 @@ class Behaviour(NamedTuple):
     agrees: bool = True
     counts_held: bool = True
     stages_agree: bool = True
+    lists_prefix: frozenset[str] = frozenset()
 
 
+INDEX_KEYS = frozenset({"dsa"})
 RELEASES = {
-    "0.5.22": Behaviour(agrees=False, counts_held=False),
-    "0.5.21": Behaviour(until=1, device_only=0, agrees=False, counts_held=False, stages_agree=False),
+    "0.5.22": Behaviour(agrees=False, counts_held=False, lists_prefix=INDEX_KEYS),
+    "0.5.21": Behaviour(
+        until=1, device_only=0, agrees=False, counts_held=False, stages_agree=False, lists_prefix=INDEX_KEYS
+    ),
 }
 
 BEHAVIOUR = RELEASES.get(SEAM.release(), Behaviour())

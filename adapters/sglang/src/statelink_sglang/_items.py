@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ._behaviour import BEHAVIOUR
+
 if TYPE_CHECKING:
     from ._inventory import StateLists
 
-__all__ = ["add_states"]
+__all__ = ["add_states", "drop_prefix"]
 
 
 def add_states(items: dict[str, Any], lists: StateLists, states: Sequence[Any]) -> None:
@@ -23,6 +25,18 @@ def add_states(items: dict[str, Any], lists: StateLists, states: Sequence[Any]) 
     for names, indices in zip(lists.states, states, strict=True):
         for name in names:
             items[name] = _one_dimensional(indices) if name in lists.whole else _one(indices)
+
+
+def drop_prefix(items: dict[str, Any], pages: int) -> None:
+    """Leave out the pages of decode's prefix, where this release of SGLang lists them although they need not arrive.
+
+    Args:
+        items: The items of a request on decode, by component; they are changed.
+        pages: How many pages of the full pool are behind the prefix. These lists have the pages of that pool.
+    """
+    for name in items:
+        if name.removeprefix("draft.") in BEHAVIOUR.lists_prefix:
+            items[name] = items[name][max(0, len(items[name]) - pages) :]
 
 
 def _one(indices: Any) -> Any:

@@ -11,7 +11,7 @@ from sglang.srt.disaggregation.base.conn import BaseKVReceiver
 from statelink.errors import StatelinkError
 
 from ._hooks import announced
-from ._items import add_states
+from ._items import add_states, drop_prefix
 from ._rows import fill_row, first_token
 from ._transfer import BOOTSTRAPPING, FAILED, SUCCESS, TRANSFERRING, WAITING, Transfer
 
@@ -111,6 +111,8 @@ class Receiver(Transfer, BaseKVReceiver):
         items["aux"] = self._row = aux_index
         try:
             add_states(items, lists, state_indices or ())
+            if decode_prefix_len:
+                drop_prefix(items, len(kv_indices))
             self._room = self._receiving = self.kv_mgr.link.receive(
                 self.bootstrap_room,
                 self._instance.addresses,

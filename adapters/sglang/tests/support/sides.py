@@ -18,6 +18,7 @@ from statelink_sglang import backend
 from statelink_sglang.backend import Instance, Manager, Prefill, Receiver, Sender, Timeouts, TransferFailed
 
 from .models import VOCABULARY
+from .newest import OLDER
 from .pools import PAGE, Made, make
 
 if TYPE_CHECKING:
@@ -135,7 +136,8 @@ class Lists(NamedTuple):
         page = side.made.kv_args.page_size_of_pool
         made: dict[str, Callable[[], Any]] = {
             "swa": lambda: self.window[max(prefix, tokens - side.made.pools.window) // page :],
-            "dsa": lambda: self.pages[prefix // page :],
+            # Older releases list those of the prefix, too: both sides of SGLang then move them again.
+            "dsa": lambda: self.pages[0 if OLDER else prefix // page :],
             "block_scale": lambda: self.pages,  # also of the prefix
             "qsa_compressed": lambda: self.pages,
             "qsa_pending": lambda: np.array([self.slot], np.int32),
@@ -145,7 +147,7 @@ class Lists(NamedTuple):
 
     def indices(self, part: str, side: Memory, tokens: int, prefix: int) -> Any:
         """The items of a part that must arrive, in the order of positions."""
-        if part == "kv":
+        if part in ("kv", "dsa"):
             return self.pages[prefix // side.made.kv_args.page_size_of_pool :]
         if part == "aux":
             return np.array([self.row])

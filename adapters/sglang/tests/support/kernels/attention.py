@@ -207,7 +207,8 @@ def _choose_tokens(
     turned, turned_key = self.rotary_emb(positions, queries[..., :rope].clone(), key[:, None, :rope].clone())
     queries[..., :rope] = turned.reshape(queries[..., :rope].shape)
     key[:, :rope] = turned_key.reshape(key[:, :rope].shape)
-    pages = _IndexKeys(pool.get_index_k_with_scale_buffer(layer_id=layer_id), pool.index_page_size, width)
+    tokens = getattr(pool, "index_page_size", pool.page_size)  # SGLang 0.5.21 has no pages of another size for them
+    pages = _IndexKeys(pool.get_index_k_with_scale_buffer(layer_id=layer_id), tokens, width)
     pages.write(forward_batch.out_cache_loc, key)
     if not return_indices:
         return None

@@ -10,47 +10,43 @@ __all__ = ["after_imports"]
 
 
 def after_imports() -> None:
-    """Put the kernels where SGLang looks for them, and let it use its backend for newer CPUs."""
-    import importlib
+    """Put the kernels where SGLang looks for them, and let it use its backend for newer CPUs.
 
-    import sglang.kernels.ops.speculative.cache_locs as cache_locs
-    import sglang.kernels.ops.speculative.eagle as eagle
-    import sglang.kernels.ops.speculative.spec_tree as tree
+    Some releases have a kernel's name in several modules, so it is changed in each that has it.
+    """
+    import importlib
+    import sys
+
+    import sglang.kernels.ops.speculative.cache_locs
+    import sglang.kernels.ops.speculative.eagle
+    import sglang.kernels.ops.speculative.spec_tree
     import sglang.srt.arg_groups.overrides as overrides
     import sglang.srt.arg_groups.speculative_hook as arguments
     import sglang.srt.managers.overlap_utils as overlap
-    import sglang.srt.mem_cache.allocation as allocation
+    import sglang.srt.mem_cache.allocation  # noqa: F401 - it has kernels' names, as the first three have
+
+    kernels = {
+        "assign_draft_cache_locs_contiguous_cpu": assign_draft_cache_locs,
+        "assign_extend_cache_locs_cpu": assign_extend_cache_locs,
+        "assign_req_to_token_pool_cpu": assign_req_to_token_pool,
+        "build_draft_decode_metadata_cpu": build_draft_decode_metadata,
+        "build_tree_kernel_efficient_cpu": build_tree,
+        "fill_accept_out_cache_loc_cpu": fill_accept_out_cache_loc,
+        "fill_bonus_tokens_cpu": fill_bonus_tokens,
+        "sgl_build_tree_kernel_efficient_cpu": build_tree,
+        "sgl_verify_tree_greedy_cpu": verify_tree_greedy,
+        "verify_tree_greedy_cpu": verify_tree_greedy,
+    }
+    vars(importlib.import_module("sgl_kernel")).update(kernels)
     import sglang.srt.speculative.draft_utils as drafts
 
-    package: Any = importlib.import_module("sgl_kernel")
-    package.build_draft_decode_metadata_cpu = build_draft_decode_metadata
-    package.assign_req_to_token_pool_cpu = assign_req_to_token_pool
-    package.build_tree_kernel_efficient_cpu = build_tree
-    package.verify_tree_greedy_cpu = verify_tree_greedy
-    for module, names in (
-        (allocation, {"assign_req_to_token_pool_cpu": assign_req_to_token_pool}),
-        (tree, {"sgl_build_tree_kernel_efficient_cpu": build_tree, "sgl_verify_tree_greedy_cpu": verify_tree_greedy}),
-        (
-            cache_locs,
-            {
-                "assign_draft_cache_locs_contiguous_cpu": assign_draft_cache_locs,
-                "assign_extend_cache_locs_cpu": assign_extend_cache_locs,
-            },
-        ),
-        (
-            eagle,
-            {
-                "fill_bonus_tokens_cpu": fill_bonus_tokens,
-                "fill_accept_out_cache_loc_cpu": fill_accept_out_cache_loc,
-            },
-        ),
-        (overlap, {"gather_spec_extras": gather_spec_extras}),
-        (drafts, {"cpu_has_amx_support": lambda: True}),
-        # On a CPU, SGLang switches the overlap schedule off for want of these kernels. A test does so by an option.
-        (arguments, {"_disable_overlap_schedule_for_cpu": lambda server_args: None}),
-    ):
-        for name, kernel in names.items():
-            setattr(module, name, kernel)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("sglang."):
+            vars(module).update({each: kernels[each] for each in kernels.keys() & vars(module).keys()})
+    overlap.gather_spec_extras = gather_spec_extras
+    drafts.cpu_has_amx_support = lambda: True
+    # On a CPU, SGLang switches the overlap schedule off for want of these kernels. A test does so by an option.
+    vars(arguments)["_disable_overlap_schedule_for_cpu"] = lambda server_args: None
     real = overrides.get_platform
 
     class WithNewerCpu:
@@ -66,6 +62,8 @@ def after_imports() -> None:
     card: Any = torch.cuda
     card.synchronize = card.empty_cache = lambda *given, **named: None
     card.get_device_capability = lambda *given, **named: (9, 0)
+    tensor: Any = torch.Tensor
+    tensor.record_stream = lambda self, stream: None  # SGLang 0.5.21 says so of tensors that no device's allocator has
 
 
 def build_draft_decode_metadata(

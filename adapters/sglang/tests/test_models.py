@@ -120,11 +120,8 @@ def _right(case: Case, model: Path, folder: Path) -> Iterator[list[int]]:
 
 
 def _marked(name: str) -> Any:
-    """A case; those with one rank on each side are also run with two releases of SGLang.
-
-    The stand-in for the kernels of an indexer is made for the newest release alone.
-    """
-    alone = name.endswith(("-1", "-2")) or name.startswith("sparse")
+    """A case; those with one rank on each side are also run with two releases of SGLang."""
+    alone = name.endswith(("-1", "-2"))
     return pytest.param(name, marks=() if alone else pytest.mark.two_releases)
 
 

@@ -15,6 +15,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,16 @@ def speeds() -> None:
         answer(f"copy, {way}", round(card.speed(way, size), 1), "GB/s")
 
 
+def asked(question: Callable[[], None]) -> None:
+    """Answer a question, and end the process without what its libraries do at the exit.
+
+    UCX's modules bring a libnl of their own, which may end a process with SIGSEGV while it is unloaded.
+    """
+    question()
+    sys.stdout.flush()
+    os._exit(0)
+
+
 def main() -> int:
     """Each question in a process of its own, so that none changes what another finds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -164,7 +175,7 @@ def main() -> int:
     os.environ[SIZE] = str(arguments.mib)
     context, failed = multiprocessing.get_context("spawn"), 0
     for question in (modules, components, registered, speeds, without_cuda, software):
-        process = context.Process(target=question)
+        process = context.Process(target=asked, args=(question,))
         process.start()
         process.join(40)
         if process.exitcode is None:

@@ -47,9 +47,10 @@ def test_sglangs_own_test_passes(name: str, long_llama: Path, tmp_path: Path) ->
     # SGLang's fixtures call these by name.
     programs = tmp_path / "bin"
     programs.mkdir()
-    for program, start in (("python3", ""), ("sglang", "-m support.sglang_command")):
+    ours = 'case "$1 $2" in "-m sglang.launch_server") shift 2; set -- -m support.launch "$@";; esac\n'
+    for program, before, start in (("python3", ours, ""), ("sglang", "", "-m support.sglang_command")):
         script = programs / program
-        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -W ignore {start} "$@"\n')
+        script.write_text(f'#!/bin/sh\n{before}exec "{sys.executable}" -W ignore {start} "$@"\n')
         script.chmod(0o755)
     environment = {
         **SGLANG,

@@ -122,8 +122,8 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         threads: Most moves that run at once. A move that waits for a stalled peer does not count.
         slice_bytes: Most bytes that a blocking backend gets at once.
         switch_interval: Seconds after which a thread of the link that has waited gets the interpreter back from a
-            thread that runs Python: the whole process's ``sys.setswitchinterval`` while the link is open, from 0.0001 to
-            0.005. Never lengthens it, and leaves what somebody else has set. ``None``, the default, leaves it alone;
+            thread that runs Python: ``sys.setswitchinterval`` of the whole process while the link is open, from 0.0001
+            to 0.005. Never lengthens it, and leaves what somebody else has set. ``None``, the default, leaves it alone;
             see docs/performance.md.
         max_rooms: Most rooms that may be open, or hold memory, at once. ``send`` and ``receive`` refuse more.
         max_pushes: Most pushes that may wait or run at once. A push counts once for each destination that is known.

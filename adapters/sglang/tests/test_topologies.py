@@ -9,7 +9,7 @@ from engine_processes import running
 from support.models import generate, make_windowed
 from support.servers import Pair, Posted
 
-from statelink_sglang._seam import SEAM
+from statelink_sglang.backend import SEAM
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -27,15 +27,16 @@ def add_states(items: dict[str, Any], lists: StateLists, states: Sequence[Any]) 
             items[name] = _one_dimensional(indices) if name in lists.whole else _one(indices)
 
 
-def drop_prefix(items: dict[str, Any], pages: int) -> None:
+def drop_prefix(items: dict[str, Any], pages: int, listed: frozenset[str] = BEHAVIOUR.lists_prefix) -> None:
     """Leave out the pages of decode's prefix, where this release of SGLang lists them although they need not arrive.
 
     Args:
         items: The items of a request on decode, by component; they are changed.
         pages: How many pages of the full pool are behind the prefix. These lists have the pages of that pool.
+        listed: State types of which SGLang does so.
     """
     for name in items:
-        if name.removeprefix("draft.") in BEHAVIOUR.lists_prefix:
+        if name.removeprefix("draft.") in listed:
             items[name] = items[name][max(0, len(items[name]) - pages) :]
 
 

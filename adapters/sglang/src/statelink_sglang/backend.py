@@ -17,6 +17,7 @@ from ._failure import TransferFailed
 from ._hooks import Announced, announcing, around_init_kv_manager
 from ._http import ask_ranks, put, put_rooms
 from ._inventory import Pools, describe_pools
+from ._items import drop_prefix
 from ._limits import TESTED_STATE, Server, check_server
 from ._manager import Manager, Timeouts
 from ._options import ALLOWED, VARIABLE, read_options
@@ -70,6 +71,7 @@ __all__ = [
     "check_server",
     "content_of_request",
     "describe_pools",
+    "drop_prefix",
     "first_token",
     "loaded",
     "put",

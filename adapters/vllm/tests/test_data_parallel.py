@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.servers
 
-CONFIG: dict[str, Any] = {"backend": "tcp", "verify": "digest"}
+CONFIG: dict[str, Any] = {"backend": "tcp", "verify": "digest", "liveness": 30.0}
+"""vLLM's ranks spin while they wait for each other. With more of them than cores, a process may be silent for long."""
 SERVERS = "--api-server-count"
 
 LAYOUTS = {

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.servers
 
-CONFIG: dict[str, Any] = {"backend": "tcp", "verify": "digest"}
+CONFIG: dict[str, Any] = {"backend": "tcp", "verify": "digest", "liveness": 30.0}
+"""vLLM's ranks spin while they wait for each other. With more of them than cores, a process may be silent for long."""
 HALVES = {**CONFIG, "vllm": {"pages": {"CPU_ATTN": "halves"}}}
 """With how the stand-ins fill pages. Windows of gpt-oss then move token by token."""
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.servers
 
-CONFIG = {"backend": "tcp", "verify": "digest"}
+CONFIG = {"backend": "tcp", "verify": "digest", "liveness": 30.0}
+"""vLLM's ranks spin while they wait for each other. With more of them than cores, a process may be silent for long."""
 
 
 def hand_some(pair: Pair) -> None:

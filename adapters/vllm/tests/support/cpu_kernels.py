@@ -243,7 +243,29 @@ def define() -> Any:
         "Tensor? slot, Tensor? starts, SymInt null) -> Tensor",
         convolve,
     )
+    _follow_the_kernel()
     return library
+
+
+def _follow_the_kernel() -> None:
+    """Let vLLM 0.32 run its first model runner on a CPU.
+
+    Its plain slot mapping has one more parameter, ``block_size``, than the kernel in whose place it is called.
+    """
+    from importlib.metadata import version
+
+    if not version("vllm").startswith("0.32."):
+        return
+    from vllm.utils import cpu_triton_utils as plain
+
+    own = plain._compute_slot_mapping_kernel_impl
+
+    def slots(
+        tokens: int, most: int, starts: Any, positions: Any, table: Any, stride: int, out: Any, page: int, *more: Any
+    ) -> None:
+        own(tokens, most, starts, positions, table, stride, page, out)
+
+    plain._compute_slot_mapping_kernel_impl = slots
 
 
 if os.environ.get("VLLM_TARGET_DEVICE") == "cpu":

@@ -256,16 +256,17 @@ def _follow_the_kernel() -> None:
 
     if not version("vllm").startswith("0.32."):
         return
-    from vllm.utils import cpu_triton_utils as plain
+    from vllm.utils import cpu_triton_utils
 
-    own = plain._compute_slot_mapping_kernel_impl
+    plain = vars(cpu_triton_utils)
+    own = plain["_compute_slot_mapping_kernel_impl"]
 
     def slots(
         tokens: int, most: int, starts: Any, positions: Any, table: Any, stride: int, out: Any, page: int, *more: Any
     ) -> None:
         own(tokens, most, starts, positions, table, stride, page, out)
 
-    plain._compute_slot_mapping_kernel_impl = slots
+    plain["_compute_slot_mapping_kernel_impl"] = slots
 
 
 if os.environ.get("VLLM_TARGET_DEVICE") == "cpu":

@@ -36,7 +36,7 @@ OF_NIXL = (
     "test_remote_decode_lifecycle.py::test_prefix_cache_lifecycle",
 )
 """They look for what NIXL's connector answers to a router."""
-COUNTS = {"0.33": 46, "0.32": 46, "0.31": 35}
+COUNTS = {"0.33": 46, "0.32": 40, "0.31": 35}
 """How many of them pass, by release."""
 
 

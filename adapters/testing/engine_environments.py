@@ -26,6 +26,8 @@ VLLM = {
     "VLLM_CPU_CI_ENV": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
+    # A process may miss that vLLM's queue in shared memory wakes it. vLLM 0.31 looks again only after so many seconds.
+    "VLLM_RINGBUFFER_WARNING_INTERVAL": "2",
 }
 """Changes to the environment of a process that runs vLLM."""
 

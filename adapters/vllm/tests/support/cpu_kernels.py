@@ -258,15 +258,17 @@ def _follow_the_kernel() -> None:
         return
     from vllm.utils import cpu_triton_utils
 
-    plain = vars(cpu_triton_utils)
-    own = plain["_compute_slot_mapping_kernel_impl"]
+    own = vars(cpu_triton_utils)["_compute_slot_mapping_kernel_impl"]
 
     def slots(
         tokens: int, most: int, starts: Any, positions: Any, table: Any, stride: int, out: Any, page: int, *more: Any
     ) -> None:
-        own(tokens, most, starts, positions, table, stride, page, out)
+        import torch
 
-    plain["_compute_slot_mapping_kernel_impl"] = slots
+        torch.ops._C.compute_slot_mapping_kernel_impl(starts, positions, table, out, page)  # noqa: SLF001
+
+    # vLLM holds the function already, so it is changed and not replaced.
+    own.__code__, own.__defaults__ = slots.__code__, None
 
 
 if os.environ.get("VLLM_TARGET_DEVICE") == "cpu":

@@ -79,13 +79,31 @@ def runs() -> Iterator[Run]:
         yield Run(f"SGLang {one} and vLLM {other}, both ways", "engine-cross", versions, "-k test_tokens")
 
 
-def done(run: Run, folder: Path, again: Sequence[str] = ()) -> dict[str, Any]:
-    """Run the tests, and say what they found.
+class Ran(NamedTuple):
+    """What a run of tests said.
+
+    Attributes:
+        outcomes: ``passed``, ``skipped``, ``failure`` or ``error`` of each test, as ``module::name[parameters]``.
+        status: The exit status of ``make``.
+        seconds: How long pytest took.
+    """
+
+    outcomes: dict[str, str]
+    status: int
+    seconds: float
+
+    def named(self, *outcomes: str) -> list[str]:
+        """The tests that ended in one of these ways."""
+        return [name for name, outcome in self.outcomes.items() if outcome in outcomes]
+
+
+def ran(run: Run, folder: Path, again: Sequence[str] = ()) -> Ran:
+    """Run the tests.
 
     Args:
         run: Which.
         folder: For pytest's report.
-        again: Tests, as ``module::name[parameters]``. Only these functions are run, with all of their parameters.
+        again: Tests. Only these functions are run, with all of their parameters.
     """
     report = folder / "window.xml"
     report.unlink(missing_ok=True)
@@ -94,34 +112,45 @@ def done(run: Run, folder: Path, again: Sequence[str] = ()) -> dict[str, Any]:
     chosen = f" -k '{' or '.join(' and '.join(each) for each in functions)}'" if again else ""
     command = ["make", run.target, *given, f"ARGS={run.choice}{chosen} --junitxml={report}"]
     print(f"=== {run.name}: {' '.join(command)}", flush=True)
-    ended = subprocess.run(command, cwd=ROOT, check=False).returncode
-    outcomes: dict[str, str] = {}
-    seconds = 0.0
-    if report.exists():
-        suite = next(iter(ElementTree.parse(report).getroot().iter("testsuite")))
-        seconds = float(suite.get("time", 0))
-        for case in suite.iter("testcase"):
-            name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
-            outcomes[name] = next((each for each in ("failure", "error", "skipped") if case.find(each) is not None), "")
-    failures = [name for name, outcome in outcomes.items() if outcome in ("failure", "error")]
-    if ended and not failures:
-        failures.append(f"make ended with {ended}")  # such as where no environment could be made, or no test was chosen
-    skipped = [name for name, outcome in outcomes.items() if outcome == "skipped"]
+    status = subprocess.run(command, cwd=ROOT, check=False).returncode
+    if not report.exists():
+        return Ran({}, status, 0.0)
+    suite = next(iter(ElementTree.parse(report).getroot().iter("testsuite")))
+    outcomes = {}
+    for case in suite.iter("testcase"):
+        name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
+        ways = (each for each in ("failure", "error", "skipped") if case.find(each) is not None)
+        outcomes[name] = next(ways, "passed")
+    return Ran(outcomes, status, float(suite.get("time", 0)))
+
+
+def done(run: Run, folder: Path) -> dict[str, Any]:
+    """Run all tests of a run, and say what they found."""
+    found = ran(run, folder)
+    failures = found.named("failure", "error")
+    if found.status and not failures:
+        failures = [f"make ended with {found.status}"]  # no environment could be made, or no test was chosen
     date = time.strftime("%Y-%m-%d")
-    return {"tests": len(outcomes), "skipped": skipped, "failures": failures, "seconds": seconds, "date": date}
+    counts = {"tests": len(found.outcomes), "skipped": found.named("skipped"), "failures": failures}
+    return {**counts, "seconds": found.seconds, "date": date}
 
 
 def run_again(run: Run, folder: Path, before: dict[str, Any]) -> dict[str, Any]:
-    """Run again what failed in a run, and say what is true of the whole run now."""
-    if not before["failures"]:
+    """Run again what failed in a run, and say what is true of the whole run. A test that is not run stays a failure."""
+    failed = before["failures"]
+    if not failed:
         return before
-    now = done(run, folder, before["failures"])
-    passed = [name for name in before["failures"] if name not in {*now["failures"], *now["skipped"]}]
+    if not all("::" in name for name in failed):  # it had not come to its tests
+        return done(run, folder)
+    found = ran(run, folder, failed)
+    passed, skipped = (set(found.named(outcome)) for outcome in ("passed", "skipped"))
+    left = [name for name in failed if name not in passed | skipped]
+    date = time.strftime("%Y-%m-%d")
     return {
         **before,
-        "skipped": [*before["skipped"], *(name for name in before["failures"] if name in now["skipped"])],
-        "failures": now["failures"],
-        "again": [*before.get("again", ()), *((name, now["date"]) for name in passed)],
+        "skipped": [*before["skipped"], *(name for name in failed if name in skipped)],
+        "failures": list(dict.fromkeys([*left, *found.named("failure", "error")])),
+        "again": [*before.get("again", ()), *((name, date) for name in failed if name in passed)],
     }
 
 

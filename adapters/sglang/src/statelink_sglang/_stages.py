@@ -47,7 +47,7 @@ class Ended(NamedTuple):
 
 def around_list_ended(original: Callable[..., Any], scheduler: Any) -> Any:
     """Around ``_pp_pd_get_decode_transferred_ids``: take the list of the stage before, and add what this one knows."""
-    if not _moves_state(scheduler):
+    if not _is_ours(scheduler.disagg_decode_prealloc_queue):
         return original(scheduler)
     first = scheduler.pp_group.is_first_rank
     before: Ended | None = None if first else scheduler._pp_recv_pyobj_from_prev_stage()
@@ -64,7 +64,7 @@ def around_take_ended(original: Callable[..., Any], scheduler: Any, release_rids
 
     SGLang's queue would give back what is free on this stage alone, so it sees only the requests that are free on all.
     """
-    if not _moves_state(scheduler):
+    if not _is_ours(scheduler.disagg_decode_prealloc_queue):
         return original(scheduler, release_rids)
     ended: Ended = Ended() if release_rids is None else release_rids
     queue = scheduler.disagg_decode_transfer_queue
@@ -86,7 +86,7 @@ def around_pop_bootstrapped(original: Callable[..., Any], queue: Any, *args: Any
     have agreed. A failed one gets into the list of every stage in a later round.
     """
     lists = named.get("pp_good_rids"), named.get("pp_bad_rids")
-    if None in lists or not hasattr(queue.kv_manager, "find_dp_rank"):  # one stage, or another backend
+    if None in lists or not _is_ours(queue):  # one stage, or another backend
         return original(queue, *args, **named)
     agreed = {rid for each in lists for rid in each or ()}
     whole = queue.queue
@@ -98,9 +98,9 @@ def around_pop_bootstrapped(original: Callable[..., Any], queue: Any, *args: Any
         queue.queue = [each for each in whole if each.rid not in agreed or id(each) in left]
 
 
-def _moves_state(scheduler: Any) -> bool:
-    """Whether the server's transfer backend is Statelink."""
-    return hasattr(scheduler.disagg_decode_prealloc_queue.kv_manager, "find_dp_rank")
+def _is_ours(queue: Any) -> bool:
+    """Whether the transfer backend of a queue is Statelink."""
+    return hasattr(queue.kv_manager, "find_dp_rank")
 
 
 def _id(entry: Any) -> str:

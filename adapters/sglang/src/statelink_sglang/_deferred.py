@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ._behaviour import BEHAVIOUR
+from ._hooks import moves_state
 
 __all__ = ["AROUND", "free_entries", "resolving"]
 
@@ -47,7 +48,7 @@ def resolving(queue: Any, free: Sequence[Any], step: Callable[[], Any]) -> Any:
 def around_resolve(original: Callable[..., Any], queue: Any) -> Any:
     """Around ``DecodeTransferQueue.resolve_deferred_releases``, where SGLang's ranks do not agree by themselves."""
     manager = queue.scheduler.disagg_decode_prealloc_queue.kv_manager
-    if not hasattr(manager, "find_dp_rank"):  # another backend's
+    if not moves_state(manager):
         return original(queue)
     return resolving(queue, free_entries(queue, manager), lambda: original(queue))
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ._content import content_of_request
 
-__all__ = ["AROUND", "Announced", "announced", "announcing", "around_init_kv_manager", "making_manager"]
+__all__ = ["AROUND", "Announced", "announced", "announcing", "around_init_kv_manager", "making_manager", "moves_state"]
 
 
 class Announced(NamedTuple):
@@ -102,7 +102,12 @@ def around_ensure_prefill_info(original: Callable[..., Any], queue: Any, waiting
 
 def around_prefetch_dp_ranks(original: Callable[..., Any], queue: Any) -> Any:
     """Around ``DecodePreallocQueue.prefetch_prefill_dp_rank_queries``: the manager has asked already."""
-    return None if hasattr(queue.kv_manager, "find_dp_rank") else original(queue)
+    return None if moves_state(queue.kv_manager) else original(queue)
+
+
+def moves_state(manager: Any) -> bool:
+    """Whether a queue's manager is Statelink's, and not another backend's."""
+    return hasattr(manager, "find_dp_rank")
 
 
 def _announced_by(queue: Any, req: Any, tokens: int) -> Announced:

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from ._behaviour import BEHAVIOUR
 from ._deferred import free_entries, resolving
+from ._hooks import moves_state
 from ._transfer import FAILED, SUCCESS
 
 __all__ = ["AROUND", "Ended", "around_list_ended", "around_take_ended"]
@@ -47,7 +48,7 @@ class Ended(NamedTuple):
 
 def around_list_ended(original: Callable[..., Any], scheduler: Any) -> Any:
     """Around ``_pp_pd_get_decode_transferred_ids``: take the list of the stage before, and add what this one knows."""
-    if not _is_ours(scheduler.disagg_decode_prealloc_queue):
+    if not moves_state(scheduler.disagg_decode_prealloc_queue.kv_manager):
         return original(scheduler)
     first = scheduler.pp_group.is_first_rank
     before: Ended | None = None if first else scheduler._pp_recv_pyobj_from_prev_stage()
@@ -64,7 +65,7 @@ def around_take_ended(original: Callable[..., Any], scheduler: Any, release_rids
 
     SGLang's queue would give back what is free on this stage alone, so it sees only the requests that are free on all.
     """
-    if not _is_ours(scheduler.disagg_decode_prealloc_queue):
+    if not moves_state(scheduler.disagg_decode_prealloc_queue.kv_manager):
         return original(scheduler, release_rids)
     ended: Ended = Ended() if release_rids is None else release_rids
     queue = scheduler.disagg_decode_transfer_queue
@@ -86,7 +87,7 @@ def around_pop_bootstrapped(original: Callable[..., Any], queue: Any, *args: Any
     have agreed. A failed one gets into the list of every stage in a later round.
     """
     lists = named.get("pp_good_rids"), named.get("pp_bad_rids")
-    if None in lists or not _is_ours(queue):  # one stage, or another backend
+    if None in lists or not moves_state(queue.kv_manager):  # one stage, or another backend
         return original(queue, *args, **named)
     agreed = {rid for each in lists for rid in each or ()}
     whole = queue.queue
@@ -96,11 +97,6 @@ def around_pop_bootstrapped(original: Callable[..., Any], queue: Any, *args: Any
     finally:
         left = set(map(id, queue.queue))
         queue.queue = [each for each in whole if each.rid not in agreed or id(each) in left]
-
-
-def _is_ours(queue: Any) -> bool:
-    """Whether the transfer backend of a queue is Statelink."""
-    return hasattr(queue.kv_manager, "find_dp_rank")
 
 
 def _id(entry: Any) -> str:

@@ -316,9 +316,11 @@ def test_on_one_host_the_posting_call_copies_even_into_a_stopped_process(peer: F
     near.array[:] = 3
     peer.stop()
     handle = near.handle(peer, 16, LARGE // 16)
-    assert near.agent.transfer(handle) == "DONE"
+    state = near.agent.transfer(handle)
     assert (peer.array == 3).all()
+    # On some connections the flush behind the copy waits for the peer. The call has returned all the same.
     peer.go_on()
+    finish(near.agent, handle, state)
 
 
 def test_the_posting_call_lets_go_of_the_interpreter(peer: Far) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import threading
@@ -367,15 +368,22 @@ def test_with_threads_a_batch_is_split_above_1024_blocks(peer: Far) -> None:
     near = Near("near", LARGE, num_threads="2")
     own = set(os.listdir("/proc/self/task")) - before
     near.agent.add_remote_agent(peer.metadata)
-    near.write(peer)
+    for _ in range(TIMES):
+        near.write(peer, 2 * SPLIT)  # a first part connects, which wakes threads
 
     def woken(count: int) -> int:
         """Threads of the agent that slept before a transfer, and did not while it ran."""
+        time.sleep(0.02)
         slept = switches(own)
         near.write(peer, count)
+        time.sleep(0.02)
         return sum(now != slept[thread] for thread, now in switches(own).items())
 
-    assert [woken(count) for count in (1, SPLIT - 1, SPLIT, 2 * SPLIT)] == [0, 0, 1, 2]
+    def often(count: int) -> int:
+        """The usual number. A thread may also wake for something else."""
+        return statistics.mode(woken(count) for _ in range(2 * TIMES + 1))
+
+    assert [often(count) for count in (1, SPLIT - 1, SPLIT, 2 * SPLIT)] == [0, 0, 1, 2]
 
 
 def switches(threads: set[str]) -> dict[str, int]:

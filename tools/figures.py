@@ -1,4 +1,4 @@
-"""The tables of measured figures in the docs, made from what `make bench` wrote.
+"""The tables of measured figures in README.md and the docs, made from what `make bench` wrote.
 
 ``python -m tools.figures`` says whether each page has what ``benchmarks/measured.json`` says; ``--write`` makes it so.
 ``--take FOLDER`` first puts what `make bench` left in that folder into the file. ``--table FOLDER`` writes all tables
@@ -18,7 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "benchmarks" / "measured.json"
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MARKS = re.compile(r"(<!-- figures: ([a-z0-9-]+) -->\n).*?(<!-- figures: end -->)", re.DOTALL)
 FILES = {
     "core": "results.json",
@@ -98,6 +98,12 @@ def sglang(found: Found) -> str:
         for number, about in IN_FLIGHT.items()
     ]
     return drawn(["", *(NAMES[each] for each in libraries)], rows)
+
+
+def sglang_short(found: Found) -> str:
+    """A few lines of it, for a first look."""
+    lines = sglang(found).splitlines()
+    return "\n".join(line for line in lines if IN_FLIGHT[16] not in line) + "\n"
 
 
 def sglang_cpu(found: Found) -> str:
@@ -276,6 +282,7 @@ def _by_interval(found: Found, show: Callable[[Row], str]) -> str:
 
 TABLES: dict[str, Callable[[Found], str]] = {
     "sglang": sglang,
+    "sglang-short": sglang_short,
     "sglang-cpu": sglang_cpu,
     "sglang-loop": sglang_loop,
     "vllm": vllm,

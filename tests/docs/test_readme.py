@@ -20,7 +20,6 @@ from statelink.cli import main
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 COMPARISON = (ROOT / "docs" / "comparison.md").read_text()
-BEGIN = "<!-- lines of docs/performance.md: begin -->"
 WITH_SGLANG = (ROOT / "docs" / "sglang.md").read_text()
 
 
@@ -29,7 +28,7 @@ def rows(text: str) -> list[str]:
 
 
 def test_the_figures_are_lines_of_the_page_about_performance() -> None:
-    figures = rows(README.partition(BEGIN)[2].partition("<!-- lines of")[0])
+    figures = rows(README.partition("<!-- figures: sglang-short -->")[2].partition("<!-- figures: end -->")[0])
     assert len(figures) == 7
     measured = set(rows((ROOT / "docs" / "performance.md").read_text()))
     assert [line for line in figures if line not in measured] == []

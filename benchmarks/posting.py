@@ -1,6 +1,6 @@
 """Whether a library has a faster way to start a transfer than the one that its plugin uses, for pools of pages.
 
-    python -m benchmarks.posting [--library nixl mooncake] [--rounds 15] [--json]
+    python -m benchmarks.posting [--library nixl mooncake] [--rounds 15] [--out build/bench] [--json]
 
 Pages of one pool go to random places of another, in one process. Every round times the ways one right after the
 other; ``ratio`` is the median of a round's quotients with the plugin's way, and below 1 where the other is faster.
@@ -11,15 +11,19 @@ other; ``ratio`` is the median of a round's quotients with the plugin's way, and
     mooncake    the plugin's way submits all pages but one as a batch, and that one alone, which it asks for its state
                 with pauses. The others are a batch that blocks, one that is submitted first and waited for afterwards,
                 and a call for each page.
+
+All rows are written to ``posting.json`` in the folder of ``--out``.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -171,12 +175,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", nargs="+", choices=LIBRARIES, default=list(LIBRARIES))
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--out", type=Path, default=Path("build/bench"))
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    found: list[dict[str, Any]] = []
     for name in arguments.library:
         for count, nbytes in SIZES[name]:
             for row in LIBRARIES[name](count, nbytes, arguments.rounds):
                 show(row, arguments.json)
+                found.append(row)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "posting.json").write_text(json.dumps({"rows": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ MARKS = re.compile(r"(<!-- figures: ([a-z0-9-]+) -->\n).*?(<!-- figures: end -->
 FILES = {
     "core": "results.json",
     "overlap": "overlap.json",
+    "posting": "posting.json",
     "switching": "switching.json",
     "sglang": "sglang.json",
     "vllm": "vllm.json",
@@ -245,6 +246,23 @@ def overlap(found: Found) -> str:
     )
 
 
+def mooncake_calls(found: Found) -> str:
+    """Ways to move a batch with Mooncake's library, over the plugin's."""
+    ways = {
+        "blocking": "a batch that blocks",
+        "async": "a batch that is submitted, and waited for",
+        "single": "a call for each block",
+    }
+    rows = [row for row in found["posting"]["rows"] if row["library"] == "mooncake"]
+    return drawn(
+        ["blocks", *ways.values()],
+        (
+            [f"{row['blocks']:,} of {row['bytes']:,} bytes", *(f"{row[f'{way}_ratio']:.2f}" for way in ways)]
+            for row in rows
+        ),
+    )
+
+
 def switching(found: Found) -> str:
     """Requests beside an engine's loop, by the switch interval: the median of their times, and the 99th percentile."""
     return _by_interval(found, lambda row: f"{row['median_ms']:.1f}, {row['p99_ms']:.1f} ms")
@@ -293,6 +311,7 @@ TABLES: dict[str, Callable[[Found], str]] = {
     "unequal": unequal,
     "growth": growth,
     "overlap": overlap,
+    "mooncake-calls": mooncake_calls,
     "switching": switching,
     "switching-loop": switching_loop,
     "switching-cpu": switching_cpu,

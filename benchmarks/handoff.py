@@ -17,7 +17,8 @@ Each round takes all of these, one right after the other:
               twice; the ratio of the two is the noise
     halves    on the host, two threads copy one half each: what a second thread would gain on this machine
     raw       the library that the backend uses, called by itself; see `benchmarks.raw`
-    busy      a request while a thread of one process or of both runs Python; see `benchmarks.busy`
+    busy      a request while a thread of one process or of both runs Python, or another process does; see
+              `benchmarks.busy`
 
 Printed are medians of the ratios of one round's times, with the bounds of 95 of 100 resamples.
 """

@@ -1,12 +1,11 @@
 """What a small request costs beside the bytes: workload E, alone and with many in flight, also beside a busy engine.
 
-    python -m benchmarks.rooms [--backend tcp nixl] [--in-flight 1 64] [--busy none prefill decode both scheduler]
-                               [--rooms 3000] [--switch-interval 0.001] [--profile DIR] [--json]
+    python -m benchmarks.rooms [--backend tcp nixl] [--in-flight 1 64] [--rooms 3000] [--switch-interval 0.001]
+                               [--busy none process prefill decode both scheduler] [--profile DIR] [--json]
 
 A room of workload E has the pages of one sliding window, one recurrent slot and one row of metadata. Two processes play
 it as engines do: each opens as many rooms as it may, and takes the changes of its link. A busy process has one more
-thread, which runs pure Python all the time (``scheduler``: in the sending process, 2 ms of Python and 1 ms without the
-interpreter, again and again).
+thread, which runs pure Python all the time (see `benchmarks.busy`).
 
 Printed per run: rooms a second; the median time from ``receive`` to *succeeded* on decode; CPU time of each process per
 room, without the busy thread's; and how many of its iterations the busy thread keeps beside the rooms.
@@ -112,7 +111,7 @@ def measured(link: statelink.Link, pools: Pools, peer: str, first: int, rooms: i
         took = play(link, pools, peer, first, rooms, in_flight)
         seconds = time.perf_counter() - began
         own = time.process_time() - cpu - (busy.cpu - spent)
-        kept = (busy.count - count) / seconds / quiet
+        kept = (busy.count - count) / seconds / quiet if quiet else 0.0
     return Side(seconds, own / rooms, statistics.median(took), kept)
 
 

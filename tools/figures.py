@@ -38,6 +38,7 @@ WORKLOADS = {
 IN_FLIGHT = {64: "small requests, 64 in flight", 16: "small requests, 16 in flight", 1: "small requests, one at a time"}
 BUSY = {
     "none": "quiet",
+    "process": "beside another process that takes a core",
     "prefill": "Python in the sending process",
     "decode": "Python in the receiving process",
     "both": "Python in both",
@@ -195,7 +196,8 @@ def busy(found: Found) -> str:
                 *cells(rows, show, ({"workload": name, "busy": how, "backend": each} for each in NAMES)),
             ]
             for name in ("A", "B")
-            for how in ("prefill", "decode", "scheduler")
+            for how in BUSY
+            if how not in ("none", "both")
         ),
     )
 

@@ -26,21 +26,30 @@ from .rows import show
 
 Row = dict[str, Any]
 E64 = 64
+SHORT = 0.001
+"""Seconds."""
+
+
+def intervals(busy: str) -> tuple[float | None, ...]:
+    """Python's own switch interval, and beside a thread that keeps the interpreter, a shorter one of the links."""
+    return (None, SHORT) if busy in ("prefill", "decode") else (None,)
 
 
 def handoffs(backend: str, rounds: int) -> Iterator[Row]:
     """A, B and C, quiet and beside a busy engine."""
     for name in handoff.WORKLOADS:
         for busy in BUSY[1:]:
-            yield handoff.measure(name, {"backend": backend}, rounds, busy)
+            for interval in intervals(busy):
+                yield handoff.measure(name, {"backend": backend, "switch_interval": interval}, rounds, busy)
 
 
 def small(backend: str, rounds: int) -> Iterator[Row]:
     """E, alone and many in flight, quiet and beside a busy engine."""
     for busy in BUSY:
         for in_flight in (1, E64):
-            count = rounds * (20 if in_flight == 1 else 100) // (1 if busy == "none" else 5)
-            yield rooms.measure(backend, max(count, 2 * in_flight), in_flight, busy)
+            for interval in intervals(busy):
+                count = rounds * (10 if in_flight == 1 else 500)
+                yield rooms.measure(backend, count, in_flight, busy, switch_interval=interval)
 
 
 def widths(backend: str, rounds: int) -> Iterator[Row]:

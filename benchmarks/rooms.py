@@ -98,15 +98,14 @@ def play(link: statelink.Link, pools: Pools, peer: str, first: int, rooms: int, 
     return took
 
 
-def measured(link: statelink.Link, pools: Pools, peer: str, first: int, rooms: int, in_flight: int, spin: str) -> Side:
-    """One run of one side; `play` with a busy thread beside it, if ``spin`` says so."""
-    if spin == "none":
-        cpu, began = time.process_time(), time.perf_counter()
-        took = play(link, pools, peer, first, rooms, in_flight)
-        seconds = time.perf_counter() - began
-        return Side(seconds, (time.process_time() - cpu) / rooms, statistics.median(took), 0.0)
+def measured(
+    link: statelink.Link, pools: Pools, peer: str, first: int, rooms: int, in_flight: int, spin: str, pipe: Connection
+) -> Side:
+    """One run of one side, beside what keeps it busy. It begins once the other side is ready, too."""
     with Spin(spin) as busy:
-        quiet = busy.rate()
+        quiet = busy.rate() if spin != "none" else 0.0
+        pipe.send("ready")
+        pipe.recv()
         spent, cpu, count, began = busy.cpu, time.process_time(), busy.count, time.perf_counter()
         took = play(link, pools, peer, first, rooms, in_flight)
         seconds = time.perf_counter() - began
@@ -139,8 +138,7 @@ def prefill(
     with statelink.open({"role": "prefill", **config}, pools.inventory) as link:
         pipe.send(link.address)
         for first, count in runs(rooms, in_flight):
-            pipe.recv()
-            pipe.send(measured(link, pools, "", first, count, in_flight, spin if first > 1 else "none"))
+            pipe.send(measured(link, pools, "", first, count, in_flight, spin if first > 1 else "none", pipe))
         pipe.recv()
 
 
@@ -184,8 +182,7 @@ def measure(
     with statelink.open({"role": "decode", **config}, pools.inventory) as link:
         address = pipe.recv()
         for first, count in runs(rooms, in_flight):
-            pipe.send("go")
-            ours = measured(link, pools, address, first, count, in_flight, ours_spin if first > 1 else "none")
+            ours = measured(link, pools, address, first, count, in_flight, ours_spin if first > 1 else "none", pipe)
             theirs_measured = pipe.recv()
         pipe.send("done")
     process.join(20)
@@ -193,6 +190,7 @@ def measure(
         "backend": backend,
         "in_flight": in_flight,
         "busy": busy,
+        "switch_interval": switch_interval,
         "rooms_per_s": round(rooms / max(ours.seconds, theirs_measured.seconds)),
         "median_ms": round(ours.latency * 1e3, 3),
         "prefill_cpu_ms": round(theirs_measured.cpu * 1e3, 3),

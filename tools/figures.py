@@ -11,7 +11,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,9 @@ BUSY = {
     "both": "Python in both",
     "scheduler": "an engine that computes 2 ms of each 3",
 }
+
+SHORT = 0.001
+"""The shorter switch interval of `benchmarks.__main__`, in seconds."""
 
 Row = dict[str, Any]
 Found = dict[str, Any]
@@ -164,9 +167,9 @@ def small(found: Found) -> str:
         (64, lambda row: f"{row['rooms_per_s']:,} a second"),
         (1, lambda row: f"{row['median_ms']} ms"),
     ):
-        for busy, about in BUSY.items():
-            wanted = [{"in_flight": number, "busy": busy, "backend": each} for each in NAMES]
-            body.append([f"{IN_FLIGHT[number]}, {about}", *cells(rows, show, wanted)])
+        for wanted, about in _beside():
+            each_backend = ({**wanted, "in_flight": number, "backend": each} for each in NAMES)
+            body.append([f"{IN_FLIGHT[number]}, {about}", *cells(rows, show, each_backend)])
     return drawn(["", *NAMES.values()], body)
 
 
@@ -188,18 +191,13 @@ def busy(found: Found) -> str:
     """Large requests beside a busy engine."""
     rows = _core(found, "handoff")
     show = lambda row: f"{row['busy_ms']} ms, {bounds(row['busy_over_quiet'])}"  # noqa: E731
-    return drawn(
-        ["", *NAMES.values()],
-        (
-            [
-                f"{name}, {BUSY[how]}",
-                *cells(rows, show, ({"workload": name, "busy": how, "backend": each} for each in NAMES)),
-            ]
-            for name in ("A", "B")
-            for how in BUSY
-            if how not in ("none", "both")
-        ),
-    )
+    body = []
+    for name in ("A", "B"):
+        for wanted, about in _beside():
+            if wanted["busy"] not in ("none", "both"):
+                each_backend = ({**wanted, "workload": name, "backend": each} for each in NAMES)
+                body.append([f"{name}, {about}", *cells(rows, show, each_backend)])
+    return drawn(["", *NAMES.values()], body)
 
 
 def unequal(found: Found) -> str:
@@ -334,6 +332,14 @@ def every(found: Found) -> str:
         except (KeyError, IndexError):  # that benchmark was not run
             parts.append(f"## {(make.__doc__ or name).rstrip('.')}\n\nnot measured\n")
     return "\n".join(parts)
+
+
+def _beside() -> Iterator[tuple[Row, str]]:
+    """What rows were measured beside, and how a table says it."""
+    for busy, about in BUSY.items():
+        yield {"busy": busy, "switch_interval": None}, about
+        if busy in ("prefill", "decode"):
+            yield {"busy": busy, "switch_interval": SHORT}, "the same, with a switch interval of 1 ms"
 
 
 def _core(found: Found, suite: str) -> list[Row]:

@@ -17,8 +17,6 @@ __all__ = ["Copier"]
 
 WORTHWHILE = 2
 """Pieces that a batch has at least, if several threads copy it."""
-PARTS = 4
-"""Into so many parts the last pieces are cut, so that the threads end at about the same time."""
 
 
 class Copier:
@@ -56,7 +54,7 @@ class Copier:
             fewer bytes than there are, the grant was revoked.
         """
         alone = target.total < WORTHWHILE * self._piece
-        batch = _Batch(pid, grant, _pieces(target.total, self._piece, 0 if alone else self._others + 1))
+        batch = _Batch(pid, grant, _pieces(target.total, self._piece))
         if alone:
             return batch.work(source, target, look), batch.failed
         helpers = self._help(batch, source, target)
@@ -130,10 +128,13 @@ class _Batch:
                 moved += done
 
 
-def _pieces(total: int, piece: int, threads: int) -> Iterator[tuple[int, int]]:
-    """Where the pieces of a batch begin and end. If threads share it, the last piece of each is cut in parts."""
-    whole = max(0, total // piece - threads) * piece if threads > 1 else total
-    starts = [*range(0, whole, piece), *range(whole, total, max(1, piece // PARTS))]
+def _pieces(total: int, piece: int) -> Iterator[tuple[int, int]]:
+    """Where the pieces of a batch begin and end.
+
+    Smaller ones would let the threads end at about the same time. But after each piece, a thread waits for the
+    interpreter, which takes 5 ms beside an engine that computes.
+    """
+    starts = range(0, total, piece)
     return zip(starts, [*starts[1:], total], strict=True)
 
 

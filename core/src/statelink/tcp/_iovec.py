@@ -14,6 +14,7 @@ import errno
 import os
 import socket
 import sys
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from typing import Any, Final, cast
 
@@ -42,6 +43,9 @@ U64 = npt.NDArray[np.uint64]
 
 IOV_MAX: Final = 1024
 """Most vectors that the kernel takes in one call."""
+
+VECTOR: Final = 16
+"""Bytes of a vector: an address and a length."""
 
 WORTH_JOINING: Final = 64
 """Of more vectors than this, those that continue each other are joined. The kernel takes so few as they are."""
@@ -83,6 +87,7 @@ class _Calls:
         self.send = self._function(libc, "send", number, pointer, size, number)
         self.recv = self._function(libc, "recv", number, pointer, size, number)
         self.poll = self._function(libc, "poll", pointer, long, number)
+        self.memmove = self._function(libc, "memmove", pointer, pointer, size)
         self.process_vm_readv = self._function(libc, "process_vm_readv", number, pointer, long, pointer, long, long)
 
     @staticmethod
@@ -148,18 +153,18 @@ class Vectors:
         """Make a window: address and number of the vectors for at most ``limit`` bytes from byte ``position`` on."""
         count = len(self._vectors)
         if position == 0 and self.total <= limit and count <= IOV_MAX:
-            return self._whole, count  # without a search, which lets go of the interpreter
+            return self._whole, count
         if self._ends is None:
             self._ends = np.add.accumulate(self._vectors[:, 1])
         if self._window is None:
             self._window = np.empty((min(count, IOV_MAX), 2), np.uint64)
             self._address = self._window.ctypes.data
         ends = self._ends
-        first = int(np.searchsorted(ends, np.uint64(position), side="right"))
-        stop = int(np.searchsorted(ends, np.uint64(position + limit), side="left")) + 1
-        stop = min(stop, first + IOV_MAX, count)
+        # Neither `searchsorted` nor a copy by numpy: they let go of the interpreter.
+        first = bisect_right(ends, position)
+        stop = min(bisect_left(ends, position + limit) + 1, first + IOV_MAX, count)
         window = self._window[: stop - first]
-        window[:] = self._vectors[first:stop]
+        _keeping.memmove(self._address, self._whole + first * VECTOR, (stop - first) * VECTOR)
         surplus = int(ends[stop - 1]) - (position + limit)
         if surplus > 0:
             window[-1, 1] = int(window[-1, 1]) - surplus

@@ -36,7 +36,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         send_buffer: Size of the kernel's send buffer; 0 lets the kernel tune it.
         receive_buffer: Size of the kernel's receive buffer; 0 lets the kernel tune it.
         piece_bytes: Most bytes that are moved between two checks of the grant. Smaller pieces make a revoke faster.
-            Larger pieces cost less.
+            Larger pieces cost less: after each, a thread waits for the interpreter.
         copy_threads: How many threads copy a large batch of ``same_host_copy``: one of two pieces or more. With 1, it
             is the receiving thread alone.
     """
@@ -52,7 +52,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_pending: int = 32
     send_buffer: int = 0
     receive_buffer: int = 0
-    piece_bytes: int = 4 << 20
+    piece_bytes: int = 8 << 20
     copy_threads: int = 2
 
     def __post_init__(self) -> None:

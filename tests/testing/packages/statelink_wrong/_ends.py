@@ -36,11 +36,42 @@ class Hangs(Telling):
 
 
 class SilentWhenQueued(Telling):
-    """Fails the first transfer with a reason, and those after it without a word."""
+    """Fails the first transfer with a reason, and those after it without a word.
 
+    Large ones end late, and fail if a disconnect comes before. So there are several, however fast the copies are.
+    """
+
+    late = 0.3
+    large = 1 << 20
     failed = 0
+    gone = False
+
+    def __init__(self, context: BackendContext) -> None:
+        super().__init__(context)
+        self.ends: dict[int, float] = {}
+        """When large transfers end, by their identity."""
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        made = super().submit(peer, batch)
+        if batch.blocks.nbytes.sum() >= self.large:
+            self.ends[id(made)] = time.monotonic() + self.late
+        return made
+
+    def disconnect(self, peer: str) -> None:
+        self.gone = True
+        super().disconnect(peer)
+
+    def poll(self, transfers: Sequence[Transfer]) -> None:
+        now = time.monotonic()
+        super().poll([each for each in transfers if self.gone or self.ends.get(id(each), now) <= now])
+
+    def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
+        self.gone = False
+        super().connect(peer, descriptor, regions)
 
     def tell(self, outcome: Outcome) -> Outcome:
+        if outcome.ok and self.gone:
+            outcome = Outcome(False, "its peer was disconnected")
         self.failed += not outcome.ok
         return outcome if self.failed < 2 else outcome._replace(reason="")
 

@@ -172,6 +172,7 @@ class SharesStaging(Wrong):
         staged = np.cumsum(blocks.nbytes) - blocks.nbytes + np.uint64(self.buffer.ctypes.data)
         for source, to, nbytes in zip(blocks.source.tolist(), staged.tolist(), blocks.nbytes.tolist(), strict=True):
             ctypes.memmove(to, source, nbytes)
+        time.sleep(0.005)  # what other threads submit overwrites it meanwhile
         places = np.full(blocks.count, self.place, np.uint32)
         blocks = dataclasses.replace(blocks, source=staged, source_region=places)
         made = super().submit(peer, batch._replace(blocks=blocks))

@@ -21,18 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from . import growth, handoff, plots, rooms, unequal
-from .busy import BUSY
+from .busy import BUSY, intervals
 from .rows import show
 
 Row = dict[str, Any]
 E64 = 64
-SHORT = 0.001
-"""Seconds."""
-
-
-def intervals(busy: str) -> tuple[float | None, ...]:
-    """Python's own switch interval, and beside a thread that keeps the interpreter, a shorter one of the links."""
-    return (None, SHORT) if busy in ("prefill", "decode") else (None,)
 
 
 def handoffs(backend: str, rounds: int) -> Iterator[Row]:

@@ -8,13 +8,21 @@ import sys
 import threading
 import time
 
-__all__ = ["BUSY", "Spin", "spins"]
+__all__ = ["BUSY", "SHORT", "Spin", "intervals", "spins"]
 
 BUSY = ("none", "process", "prefill", "decode", "both", "scheduler")
 """Nothing; a process of its own, which takes a core and leaves the interpreters alone; a thread of pure Python in these
 processes; one in the sending process that computes 2 ms of Python, and then 1 ms without the interpreter."""
 
+SHORT = 0.001
+"""Seconds of a switch interval that is shorter than Python's own."""
+
 LOOP = "print(flush=True)\nwhile True: pass"
+
+
+def intervals(busy: str) -> tuple[float | None, ...]:
+    """The switch intervals to measure with: Python's own, and where a thread keeps the interpreter, `SHORT`."""
+    return (None, SHORT) if busy in ("prefill", "decode") else (None,)
 
 
 def spins(busy: str) -> tuple[str, str]:

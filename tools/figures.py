@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.busy import intervals
+
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "benchmarks" / "measured.json"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -44,9 +46,6 @@ BUSY = {
     "both": "Python in both",
     "scheduler": "an engine that computes 2 ms of each 3",
 }
-
-SHORT = 0.001
-"""The shorter switch interval of `benchmarks.__main__`, in seconds."""
 
 Row = dict[str, Any]
 Found = dict[str, Any]
@@ -337,9 +336,9 @@ def every(found: Found) -> str:
 def _beside() -> Iterator[tuple[Row, str]]:
     """What rows were measured beside, and how a table says it."""
     for busy, about in BUSY.items():
-        yield {"busy": busy, "switch_interval": None}, about
-        if busy in ("prefill", "decode"):
-            yield {"busy": busy, "switch_interval": SHORT}, "the same, with a switch interval of 1 ms"
+        for interval in intervals(busy):
+            shorter = f", with a switch interval of {interval * 1e3:g} ms" if interval else ""
+            yield {"busy": busy, "switch_interval": interval}, about + shorter
 
 
 def _core(found: Found, suite: str) -> list[Row]:

@@ -18,6 +18,8 @@ ROWS = [
      "prefill_cpu_ms": 0.3, "decode_cpu_ms": 0.25},
     {"suite": "handoff", "backend": "nixl", "workload": "A", "busy": "prefill", "busy_ms": 12.0,
      "over_raw": [1.2, 1.1, 1.3], "over_floor": [2.0, 1.9, 2.1], "busy_over_quiet": [2.5, 2.4, 2.6]},
+    {"suite": "handoff", "backend": "nixl", "workload": "A", "busy": "prefill", "switch_interval": 0.001,
+     "busy_ms": 5.0, "busy_over_quiet": [1.5, 1.4, 1.6]},
 ]  # fmt: skip
 SGLANG = {
     "handoff": [{"workload": "A", "sglang": "nixl", "ratio": "0.63 [0.60, 0.70]"}],
@@ -47,7 +49,10 @@ def test_a_cell_is_the_median_and_its_bounds_or_a_dash() -> None:
     assert cells_of(figures.sglang(found))["one request of 8 MiB"] == ["0.63 (0.60–0.70)", "–"]
     assert cells_of(figures.large(found))["A, one request of 8 MiB"] == ["–", "1.20 (1.10–1.30)", "–"]
     assert cells_of(figures.small(found))["small requests, 64 in flight, quiet"] == ["2,270 a second", "–", "–"]
-    assert cells_of(figures.busy(found))["A, Python in the sending process"] == ["–", "12.0 ms, 2.50 (2.40–2.60)", "–"]
+    beside = cells_of(figures.busy(found))
+    assert beside["A, Python in the sending process"] == ["–", "12.0 ms, 2.50 (2.40–2.60)", "–"]
+    shorter = "A, Python in the sending process, with a switch interval of 1 ms"
+    assert beside[shorter] == ["–", "5.0 ms, 1.50 (1.40–1.60)", "–"]
 
 
 def test_a_page_is_written_between_its_marks_alone() -> None:

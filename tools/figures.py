@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -129,9 +130,30 @@ def sglang_loop(found: Found) -> str:
     rows = []
     for row in found["sglang"]["loop"]:
         own = f"{NAMES.get(row['sglang'], row['sglang'])}, {row['in_flight']} in flight"
-        calls = [f"{row[f'{role}_calls'][0]} µs, {row[f'{role}_calls'][1]} µs" for role in ("prefill", "decode")]
-        rows.append([own, *calls, *(bounds(row[f"{role}_ratio"]) for role in ("prefill", "decode"))])
-    return drawn(["", "prefill's calls", "decode's calls", "ratio, prefill", "ratio, decode"], rows)
+        sides = [f"{role}_{what}" for what in ("lost", "added") for role in ("prefill", "decode")]
+        times = [_both(row[f"{each}_us"]) for each in ("request", *sides[:2])]
+        rows.append([own, *times, *(bounds(row[f"{each}_ratio"]) for each in sides)])
+    ratios = [f"{what}, {role}" for what in ("ratio", "beside an idle connector") for role in ("prefill", "decode")]
+    return drawn(["", "a request", "lost in prefill", "lost in decode", *ratios], rows)
+
+
+def _both(times: tuple[int, int]) -> str:
+    """Microseconds of Statelink's and of SGLang's."""
+    return ", ".join(f"{each / 1e3:.2f} ms" if each >= 1000 else f"{each} µs" for each in times)
+
+
+def sglang_turn(found: Found) -> str:
+    """A turn of a scheduler's loop while no request is there."""
+    rows = []
+    for library in ("nixl", "mooncake"):
+        given = [row for row in found["sglang"]["loop"] if row["sglang"] == library]
+        for role in ("prefill", "decode") if given else ():
+            # Alone it is measured before each connector's turn.
+            alone = [each for row in given for each in row[f"{role}_turn_us"]]
+            ours, theirs = ([row[f"{role}_idle_turn_us"][whose] for row in given] for whose in (0, 1))
+            cells = (f"{statistics.median(each) / 1e3:.2f} ms" for each in (alone, ours, theirs))
+            rows.append([f"{NAMES[library]}, {role}", *cells])
+    return drawn(["", "without a connector", "Statelink, idle", "SGLang's connector, idle"], rows)
 
 
 def vllm(found: Found) -> str:
@@ -302,6 +324,7 @@ TABLES: dict[str, Callable[[Found], str]] = {
     "sglang-short": sglang_short,
     "sglang-cpu": sglang_cpu,
     "sglang-loop": sglang_loop,
+    "sglang-turn": sglang_turn,
     "vllm": vllm,
     "large": large,
     "busy": busy,

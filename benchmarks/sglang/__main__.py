@@ -6,9 +6,12 @@
 
 ``nixl:tcp`` stands for SGLang's NIXL connector in turn with Statelink over the backend ``tcp``. Both ends of each have
 processes of their own; those whose turn it is not stand still. ``handoff`` times one request after the other (A, B, C),
-and ``rooms`` small requests (E), of which 1, 16 and 64 are in flight. ``loop`` gives both sides a scheduler's loop,
-2 ms of Python and 1 ms without the interpreter, and asks for its time: that spent in the connector's calls, and that by
-which the rest of the loop takes longer than beside an idle connector.
+and ``rooms`` small requests (E), of which 1, 16 and 64 are in flight.
+
+``loop`` gives both sides a scheduler's loop. Each turn has the connector's calls, 2 ms of Python, and 1 ms without the
+interpreter. What the loop loses to a request is its time beyond that of as many turns in processes without a connector
+(``lost``), or beside the same connector without a request (``added``). A connector with a thread that never rests slows
+the loop without any request: ``turn`` and ``idle_turn`` show that.
 
 A ratio is Statelink's time over SGLang's: the median of pairs that were taken in turn, with the bounds of 95 of 100
 resamples. ``noise`` is the ratio of Statelink to itself. Every byte is compared before anything is timed. Nothing is
@@ -22,23 +25,21 @@ import contextlib
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from support.models import make_llama
 
 from benchmarks.pairs import in_turn, ratio
 
-from .pair import BEGIN, Pair
+from .pair import Pair
 from .workloads import WORKLOADS
-
-if TYPE_CHECKING:
-    from .sides import Played
 
 Row = dict[str, Any]
 IN_FLIGHT = (1, 16, 64)
+ROLES = ("prefill", "decode")
 WORK_SECONDS = 0.002
 WARM = 2
 
@@ -82,29 +83,31 @@ def rooms(ours: Pair, theirs: Pair, in_flight: int, rounds: int, count: int = 20
     return row | {f"cpu_ms_{who}": _ms(each) for who, each in cpu.items()}
 
 
-def loop(ours: Pair, theirs: Pair, in_flight: int, rounds: int, count: int = 128) -> Row:
-    """What a scheduler's loop loses to requests."""
+def loop(bare: Pair, ours: Pair, theirs: Pair, in_flight: int, rounds: int, count: int = 128) -> Row:
+    """What a scheduler's loop loses to requests, as its time beyond that of as many turns without them."""
     count = count if in_flight > 1 else count // 8
-    work: dict[str, tuple[int, int]] = {}
-    for pair in (ours, theirs):
-        pair.go_on()
-        prefill, decode = pair.both("iterations", WORK_SECONDS)
-        work[pair.name] = prefill, decode
-        pair.rest()
+    bare.go_on()
+    work = bare.both("iterations", WORK_SECONDS)
+    bare.rest()
     seen: dict[str, list[dict[str, float]]] = {ours.name: [], theirs.name: []}
 
-    def turn(pair: Pair) -> None:
+    def idle(pair: Pair) -> list[float]:
         pair.go_on()
-        quiet = []
-        at = time.monotonic() + BEGIN
-        for side, iterations in zip(pair.sides, work[pair.name], strict=True):
-            side.ask("run", "benchmarks.sglang.sides", "quiet", at, iterations, 100)
-        quiet = [side.answer() for side in pair.sides]
-        played = pair.play("E", count, in_flight, work[pair.name])
+        turns = pair.idle(work)
         pair.rest()
-        found: dict[str, float] = {}
-        for role, idle, side in zip(("prefill", "decode"), quiet, played, strict=True):
-            found |= {f"{role}_{what}": value for what, value in _per_request(side, idle, count).items()}
+        return turns
+
+    def turn(pair: Pair) -> None:
+        turns = idle(bare), idle(pair)
+        pair.go_on()
+        played = pair.play("E", count, in_flight, work)
+        pair.rest()
+        found = {"request": statistics.median(played[1].each)}
+        for role, alone, waiting, side in zip(ROLES, *turns, played, strict=True):
+            found |= {f"{role}_turn": alone, f"{role}_idle_turn": waiting, f"{role}_calls": side.calls / count}
+            for what, expected in (("lost", alone), ("added", waiting)):
+                # Each turn holds the calls. Beyond them, a loss below zero is noise.
+                found[f"{role}_{what}"] = max(side.calls, side.seconds - side.turns * expected) / count
         seen[pair.name].append(found)
 
     for number in range(rounds + WARM):
@@ -112,19 +115,11 @@ def loop(ours: Pair, theirs: Pair, in_flight: int, rounds: int, count: int = 128
             turn(pair)
     row: Row = {"in_flight": in_flight, "sglang": theirs.name, "statelink": ours.name}
     for what in seen[ours.name][0]:
-        mine, other = ([each[what] for each in seen[name][WARM:]] for name in (ours.name, theirs.name))
-        row[what] = [round(statistics.median(each) * 1e6) for each in (mine, other)]
-    for role in ("prefill", "decode"):
-        totals = [
-            [each[f"{role}_calls"] + max(each[f"{role}_lost"], 0.0) for each in seen[name][WARM:]] for name in seen
-        ]
-        row[f"{role}_ratio"] = str(ratio(*totals))
+        both = [[each[what] for each in seen[name][WARM:]] for name in (ours.name, theirs.name)]
+        row[f"{what}_us"] = [round(statistics.median(each) * 1e6) for each in both]
+        if what.endswith(("_lost", "_added")):
+            row[f"{what}_ratio"] = str(ratio(*both))
     return row
-
-
-def _per_request(side: Played, idle: float, count: int) -> dict[str, float]:
-    lost = side.work - side.loops * idle
-    return {"calls": side.calls / count, "calls_cpu": side.calls_cpu / count, "lost": lost / count}
 
 
 def _prepare(pairs: Sequence[Pair], name: str, in_flight: int) -> None:
@@ -158,37 +153,47 @@ def _ms(took: Sequence[float]) -> float:
     return round(statistics.median(took) * 1e3, 3)
 
 
+def _pairs(against: str, arguments: argparse.Namespace, model: Path) -> contextlib.AbstractContextManager[list[Pair]]:
+    """Processes of their own for each workload: no pools of another, and no threads that served it."""
+    connector, _, backend = against.partition(":")
+    options, interval = arguments.options, arguments.switch_interval
+    return _ready(
+        [
+            Pair("statelink", backend, model, arguments.out, options, interval),
+            Pair(connector, "", model, arguments.out, interval=arguments.their_switch_interval),
+        ]
+    )
+
+
+@contextlib.contextmanager
+def _ready(pairs: list[Pair]) -> Iterator[list[Pair]]:
+    """Pairs that are ready, and closed in the end."""
+    try:
+        for pair in pairs:
+            pair.ready()
+        yield pairs
+    finally:
+        for pair in pairs:
+            pair.close()
+
+
 def measured(arguments: argparse.Namespace, model: Path) -> Iterator[tuple[str, Row]]:
     """Every row that was asked for."""
     rounds, suites = arguments.rounds, arguments.suite
     for against in arguments.against:
-        connector, _, backend = against.partition(":")
-
-        @contextlib.contextmanager
-        def pairs(connector: str = connector, backend: str = backend) -> Iterator[list[Pair]]:
-            """Processes of their own for each workload: no pools of another, and no threads that served it."""
-            folder = arguments.out
-            made = [
-                Pair("statelink", backend, model, folder, arguments.options, arguments.switch_interval),
-                Pair(connector, "", model, folder, interval=arguments.their_switch_interval),
-            ]
-            try:
-                for pair in made:
-                    pair.ready()
-                yield made
-            finally:
-                for pair in made:
-                    pair.close()
-
+        made = partial(_pairs, against, arguments, model)
         for name in arguments.workload if "handoff" in suites else ():
-            with pairs() as (ours, theirs):
+            with made() as [ours, theirs]:
                 yield "handoff", handoff(ours, theirs, name, rounds)
         if {"rooms", "loop"} & set(suites):
-            with pairs() as (ours, theirs):
+            with made() as [ours, theirs]:
                 _prepare([ours, theirs], "E", max(IN_FLIGHT))
-                for suite, measure in (("rooms", rooms), ("loop", loop)):
-                    for in_flight in IN_FLIGHT if suite in suites else ():
-                        yield suite, measure(ours, theirs, in_flight, rounds)
+                for in_flight in IN_FLIGHT if "rooms" in suites else ():
+                    yield "rooms", rooms(ours, theirs, in_flight, rounds)
+                if "loop" in suites:
+                    with _ready([Pair("", "", model, arguments.out)]) as [bare]:
+                        for in_flight in IN_FLIGHT:
+                            yield "loop", loop(bare, ours, theirs, in_flight, rounds)
                 _check([ours, theirs], "E")
 
 

@@ -10,6 +10,7 @@ from engine_processes import free_port
 from support.process import START, Process
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from .sides import Played
@@ -23,7 +24,7 @@ class Pair:
     """One connector's two processes. They stand still unless it is their turn, so that no thread of theirs disturbs.
 
     Args:
-        connector: ``statelink``, ``nixl`` or ``mooncake``.
+        connector: ``statelink``, ``nixl`` or ``mooncake``; without one, the processes have no ranks.
         backend: Of Statelink.
         model: The folder of a model.
         folder: For logs.
@@ -40,7 +41,7 @@ class Pair:
         options: dict[str, Any] | None = None,
         interval: float | None = None,
     ) -> None:
-        self.name = f"{connector}-{backend}" if connector == "statelink" else connector
+        self.name = f"{connector}-{backend}" if connector == "statelink" else connector or "bare"
         self._config: dict[str, Any] = {"backend": backend, "options": options or {}, "liveness": 60.0}
         self._interval = interval
         if connector == "statelink" and interval is not None:
@@ -48,7 +49,8 @@ class Pair:
         self._rooms = itertools.count(1)
         self.sides = [Process(role, folder / f"{self.name}-{role}.log") for role in ("prefill", "decode")]
         for side in self.sides:
-            side.ask("publish", side.name, connector, str(model))
+            # This imports SGLang. Only a rank has an agent, and threads.
+            side.ask("publish", side.name, connector or "nixl", str(model))
 
     def ready(self) -> None:
         """Wait until SGLang is imported."""
@@ -75,6 +77,13 @@ class Pair:
             side.ask("run", SIDES, "play", name, at, first, rooms, in_flight, iterations)
         prefill, decode = (side.answer(300.0) for side in self.sides)
         return prefill, decode
+
+    def idle(self, work: Sequence[int], turns: int = 100) -> list[float]:
+        """Seconds of a turn of each side's loop while no requests are there."""
+        at = time.monotonic() + BEGIN
+        for side, iterations in zip(self.sides, work, strict=True):
+            side.ask("run", SIDES, "idle", at, iterations, turns)
+        return [side.answer() for side in self.sides]
 
     def check(self, name: str) -> None:
         """Look at every byte.

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from support.rank import Rank
 
 FAILED, _, WAITING, _, SUCCESS = range(5)
-PAUSE = 50e-6
-WARM_UP = 1.0
+PAUSE, REST = 50e-6, 1e-3
 
 
 class Played(NamedTuple):
@@ -28,18 +27,14 @@ class Played(NamedTuple):
         cpu: Seconds of CPU of the whole process.
         each: Seconds of each request, from its arrival to its success.
         calls: Seconds that the scheduler's thread spent in the connector's calls.
-        calls_cpu: CPU of that.
-        work: Seconds that the loop's other work took.
-        loops: How often the loop came round.
+        turns: How often the scheduler's loop came round.
     """
 
     seconds: float
     cpu: float
     each: list[float]
-    calls: float = 0.0
-    calls_cpu: float = 0.0
-    work: float = 0.0
-    loops: int = 0
+    calls: float
+    turns: int
 
 
 def set_interval(host: Host, seconds: float) -> None:
@@ -126,18 +121,17 @@ def play(host: Host, key: str, at: float, first: int, rooms: int, in_flight: int
         first: The first room.
         rooms: How many.
         in_flight: How many at once.
-        work: Iterations of `_work` in each iteration of the loop; with 0, the loop only rests a little.
+        work: Iterations of `_work` in each turn of the loop; with 0, the loop only rests a little.
     """
     rank, role = host.ranks[key], host.role
     free, live, each = set(range(in_flight)), list[_Live](), list[float]()
     following, last = first, first + rooms
-    calls = calls_cpu = worked = 0.0
-    loops = 0
+    calls, turns = 0.0, 0
     _until(at)
     began, cpu = time.perf_counter(), time.process_time()
     while len(each) < rooms:
-        loops += 1
-        spent, spent_cpu = time.perf_counter(), time.thread_time()
+        turns += 1
+        called = time.perf_counter()
         # Both sides give a request the same number, in whatever order requests end on each.
         while following < last and (number := (following - first) % in_flight) in free:
             free.remove(number)
@@ -148,16 +142,13 @@ def play(host: Host, key: str, at: float, first: int, rooms: int, in_flight: int
                 each.append(time.perf_counter() - request.began)
                 live.remove(request)
                 free.add(request.number)
-        now = time.perf_counter()
-        calls, calls_cpu = calls + now - spent, calls_cpu + time.thread_time() - spent_cpu
+        calls += time.perf_counter() - called
         if work:
-            _work(work)
-            worked += time.perf_counter() - now
-            time.sleep(0.001)
+            _turn(work)
         else:
             time.sleep(PAUSE)
     seconds = time.perf_counter() - began
-    return Played(seconds, time.process_time() - cpu, each, calls, calls_cpu, worked, loops)
+    return Played(seconds, time.process_time() - cpu, each, calls, turns)
 
 
 def _until(moment: float) -> None:
@@ -174,6 +165,12 @@ def _work(iterations: int) -> int:
     return found
 
 
+def _turn(work: int) -> None:
+    """A turn of a scheduler's loop, without the connector's calls."""
+    _work(work)
+    time.sleep(REST)
+
+
 def iterations(host: Host, seconds: float) -> int:
     """How many iterations of `_work` take so long here."""
     began = time.perf_counter()
@@ -181,13 +178,10 @@ def iterations(host: Host, seconds: float) -> int:
     return int(200_000 * seconds / (time.perf_counter() - began))
 
 
-def quiet(host: Host, at: float, work: int, loops: int) -> float:
-    """Seconds of the loop's work in one iteration, while the connector has nothing to do."""
-    took = []
+def idle(host: Host, at: float, work: int, turns: int) -> float:
+    """Seconds of a turn of the loop while no requests are there."""
     _until(at)
-    for _ in range(loops):
-        began = time.perf_counter()
-        _work(work)
-        took.append(time.perf_counter() - began)
-        time.sleep(0.001)
-    return sum(took) / len(took)
+    began = time.perf_counter()
+    for _ in range(turns):
+        _turn(work)
+    return (time.perf_counter() - began) / turns

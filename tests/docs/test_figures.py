@@ -55,6 +55,22 @@ def test_a_cell_is_the_median_and_its_bounds_or_a_dash() -> None:
     assert beside[shorter] == ["–", "5.0 ms, 1.50 (1.40–1.60)", "–"]
 
 
+def test_a_loop_loses_its_time_beyond_turns_without_a_connector() -> None:
+    row: dict[str, object] = {"sglang": "nixl", "in_flight": 16, "request_us": [900, 1500]}
+    for role, turn in (("prefill", 2900), ("decode", 3000)):
+        row |= {f"{role}_turn_us": [turn, turn + 20], f"{role}_idle_turn_us": [turn + 100, turn + 1100]}
+        row |= {f"{role}_{what}_us": [200, 2400] for what in ("lost", "added")}
+        row |= {f"{role}_{what}_ratio": "0.50 [0.40, 0.60]" for what in ("lost", "added")}
+    found = {"sglang": {**SGLANG, "loop": [row]}}
+    ratios = ["0.50 (0.40–0.60)"] * 4
+    lost = ["200 µs, 2.40 ms"] * 2
+    assert cells_of(figures.sglang_loop(found)) == {"NIXL, 16 in flight": ["900 µs, 1.50 ms", *lost, *ratios]}
+    assert cells_of(figures.sglang_turn(found)) == {
+        "NIXL, prefill": ["2.91 ms", "3.00 ms", "4.00 ms"],
+        "NIXL, decode": ["3.01 ms", "3.10 ms", "4.10 ms"],
+    }
+
+
 def test_a_page_is_written_between_its_marks_alone() -> None:
     page = "before\n<!-- figures: sglang -->\nstale\n<!-- figures: end -->\nafter 9.9 ms\n"
     made = figures.replaced(page, {"sglang": SGLANG})

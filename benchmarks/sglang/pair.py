@@ -69,7 +69,7 @@ class Pair:
         self._both("run", SIDES, "prepare", name, name, in_flight, patience=300.0)
         self.rest()
 
-    def play(self, name: str, rooms: int, in_flight: int, work: tuple[int, int] = (0, 0)) -> tuple[Played, Played]:
+    def play(self, name: str, rooms: int, in_flight: int, work: Sequence[int] = (0, 0)) -> tuple[Played, Played]:
         """Play so many requests; what prefill and decode measured."""
         first = next(self._rooms) * 1_000_000
         at = time.monotonic() + BEGIN

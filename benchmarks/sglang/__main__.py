@@ -1,6 +1,6 @@
 """SGLang's own connectors and Statelink's in turn, over the same pools and through the same calls.
 
-    python -m benchmarks.sglang [--suite handoff rooms loop] [--against nixl:nixl mooncake:mooncake nixl:tcp]
+    python -m benchmarks.sglang [--suite handoff rooms loop servers] [--against nixl:nixl mooncake:mooncake nixl:tcp]
                                 [--workload A A-window B C] [--options JSON] [--rounds 15] [--out build/bench]
                                 [--switch-interval 0.001] [--their-switch-interval 0.001]
 
@@ -12,6 +12,9 @@ and ``rooms`` small requests (E), of which 1, 16 and 64 are in flight.
 interpreter. What the loop loses to a request is its time beyond that of as many turns in processes without a connector
 (``lost``), or beside the same connector without a request (``added``). A connector with a thread that never rests slows
 the loop without any request: ``turn`` and ``idle_turn`` show that.
+
+``servers``, which runs only where it is asked for, times prompts of 200 and 1,500 tokens through real servers of SGLang
+with Statelink: those with ``--switch-interval`` over those with Python's own.
 
 A ratio is Statelink's time over SGLang's: the median of pairs that were taken in turn, with the bounds of 95 of 100
 resamples. ``noise`` is the ratio of Statelink to itself. Every byte is compared before anything is timed. Nothing is
@@ -35,6 +38,7 @@ from support.models import make_llama
 from benchmarks.pairs import in_turn, ratio
 
 from .pair import Pair
+from .servers import servers
 from .workloads import WORKLOADS
 
 Row = dict[str, Any]
@@ -195,6 +199,10 @@ def measured(arguments: argparse.Namespace, model: Path) -> Iterator[tuple[str, 
                         for in_flight in IN_FLIGHT:
                             yield "loop", loop(bare, ours, theirs, in_flight, rounds)
                 _check([ours, theirs], "E")
+        if "servers" in suites:
+            backend = against.partition(":")[2]
+            for row in servers(backend, arguments.switch_interval, arguments.out, rounds):
+                yield "servers", row
 
 
 def table(suite: str, rows: Sequence[Row]) -> str:
@@ -212,9 +220,8 @@ def _cell(value: Any) -> str:
 def main() -> None:
     """Parse arguments, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--suite", nargs="+", choices=["handoff", "rooms", "loop"], default=["handoff", "rooms", "loop"]
-    )
+    suites = ["handoff", "rooms", "loop"]
+    parser.add_argument("--suite", nargs="+", choices=[*suites, "servers"], default=suites)
     parser.add_argument("--against", nargs="+", default=["nixl:nixl", "mooncake:mooncake"])
     parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=["A", "A-window", "B", "C"])
     parser.add_argument("--options", type=json.loads, default={}, help="of Statelink's backend, as JSON")
@@ -223,6 +230,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, help="pairs of each ratio")
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
     arguments = parser.parse_args()
+    if "servers" in arguments.suite and arguments.switch_interval is None:
+        parser.error("--suite servers needs --switch-interval")
     arguments.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[Row]] = {}
     with tempfile.TemporaryDirectory() as folder:

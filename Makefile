@@ -145,7 +145,7 @@ release-check: $(DEV) ## Once a release: build every distribution from a clean t
 soak: setup ## Run the long tests
 	$(BIN)/python -m pytest -m soak --timeout=0 -o faulthandler_timeout=0 $(ARGS)
 
-# Everything that the tables of docs/performance.md are made from takes three quarters of an hour with ROUNDS=6.
+# Everything that the tables of docs/performance.md are made from takes some forty minutes with ROUNDS=1.
 # With ARGS, a part of the first command runs alone.
 BENCH_ROUNDS = $(if $(ROUNDS),--rounds $(ROUNDS))
 bench: setup ## Measure, and write build/bench: make bench ROUNDS=3, make bench ARGS="--help"

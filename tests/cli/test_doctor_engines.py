@@ -68,7 +68,7 @@ def test_a_known_release_that_was_changed_is_a_problem(site: Site) -> None:
     adapter(site, "1.2.9", "def load(blocks, stream): ...")
     found = check()
     assert found["verdict"] == "problem"
-    assert found["found"] == "Engine 1.2.9: engine.load has the parameters stream, which are not known"
+    assert found["found"] == "Engine 1.2.9: engine.load is defined with 'blocks stream', and is known with 'blocks'"
     assert "allow" not in found["hint"]
 
 

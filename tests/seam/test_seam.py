@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import abc
 import enum
+import functools
 import sys
 from dataclasses import dataclass, make_dataclass
 from importlib import metadata
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from statelink.errors import ConfigError
 from statelink.seam import Kind, Seam, Table, methods
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ENGINE = "engine_of_the_test"
 
@@ -62,12 +67,17 @@ class Queue:
 def _free(blocks: Any) -> None: ...
 
 
+def _lend(blocks: Any, limit: int = 1) -> None: ...
+
+
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The engine's module, as its newest release has it."""
     module = ModuleType(ENGINE)
     connector = type("Connector", (), dict(vars(Connector)))
-    vars(module).update(Connector=connector, Spec=Spec, Mode=Mode, Poll=Poll, free=_free, Envs=Poll, Queue=Queue)
+    vars(module).update(
+        Connector=connector, Spec=Spec, Mode=Mode, Poll=Poll, free=_free, lend=_lend, Envs=Poll, Queue=Queue
+    )
     monkeypatch.setitem(sys.modules, ENGINE, module)
     installed(monkeypatch, "3.2.0")
     return module
@@ -94,7 +104,7 @@ def seam(**releases: dict[str, str | None]) -> Seam:
                     f"{ENGINE}:Connector": {
                         "__init__": "self config",
                         "load": "self blocks stream",
-                        "role": "self",
+                        "role": "@property self",
                         "layout": "cls config",
                     }
                 }
@@ -103,7 +113,7 @@ def seam(**releases: dict[str, str | None]) -> Seam:
             Table(Kind.MEMBERS, {f"{ENGINE}:Mode": "NULL PREFILL", f"{ENGINE}:Poll": "FAILED DONE"}),
             Table(Kind.VARIABLES, {f"{ENGINE}:Envs": "DONE"}),
             Table(Kind.ATTRIBUTES, {f"{ENGINE}:Queue": "limit"}),
-            Table(Kind.PARAMETERS, {f"{ENGINE}:free": "blocks"}),
+            Table(Kind.PARAMETERS, {f"{ENGINE}:free": "blocks", f"{ENGINE}:lend": "blocks limit="}),
             Table(Kind.PARAMETERS, {f"{ENGINE}:never": "self"}, "a.module.that.nobody.imports"),
         ),
         releases={"3.2": {}, **{name.replace("_", ".")[1:]: each for name, each in releases.items()}},
@@ -169,6 +179,63 @@ def _other_order(engine: Any) -> None:
     engine.Connector.load = lambda self, stream, blocks: None
 
 
+def _keyword_only(engine: Any) -> None:
+    engine.lend = lambda blocks, *, limit=1: None
+
+
+def _positional_only(engine: Any) -> None:
+    engine.lend = lambda blocks, /, limit=1: None
+
+
+def _without_a_default(engine: Any) -> None:
+    engine.lend = lambda blocks, limit: None
+
+
+def _a_coroutine(engine: Any) -> None:
+    async def lend(blocks: Any, limit: int = 1) -> None: ...
+
+    engine.lend = _wrapped(lend)
+
+
+def _a_generator(engine: Any) -> None:
+    def lend(blocks: Any, limit: int = 1) -> Any:
+        yield
+
+    engine.lend = lend
+
+
+def _collects(engine: Any) -> None:
+    engine.lend = lambda blocks, *limit: None
+
+
+def _wrapped(inside: Any) -> Any:
+    @functools.wraps(inside)
+    def passes_all(blocks: Any, *args: Any, **kwargs: Any) -> Any: ...
+
+    return passes_all
+
+
+def _wrapped_by_another_signature(engine: Any) -> None:
+    @functools.wraps(_lend)
+    def other(pool: Any, *args: Any, **kwargs: Any) -> None: ...
+
+    engine.lend = other
+
+
+def _no_property(engine: Any) -> None:
+    engine.Connector.role = lambda self: ""
+
+
+def _is_abstract(engine: Any) -> None:
+    body = {**vars(Connector), "load": abc.abstractmethod(lambda self, blocks, stream: None)}
+    engine.Connector = abc.ABCMeta("Connector", (), body)
+
+
+def _has_an_abstract_method(engine: Any) -> None:
+    base = abc.ABCMeta("Base", (), {"_ready": abc.abstractmethod(lambda self: None)})
+    engine.Connector = abc.ABCMeta("Connector", (base,), dict(vars(Connector)))
+
+
 def _has_a_field(engine: Any) -> None:
     engine.Spec = make_dataclass("Spec", [("heads", int), ("draft", bool), ("fresh", int)])
 
@@ -202,9 +269,32 @@ def _lacks_a_class(engine: Any) -> None:
     [
         (_lacks_a_method, "engine.Connector lacks the methods load", True),
         (_has_a_method, "engine.Connector has the methods save, which are not known", False),
-        (_has_a_parameter, "engine.free has the parameters why, which are not known", True),
-        (_lacks_a_parameter, "engine.free lacks the parameters blocks", True),
-        (_other_order, "engine.Connector.load has its parameters in another order: self, stream, blocks", True),
+        (_has_a_parameter, "engine.free is defined with 'blocks why', and is known with 'blocks'", True),
+        (_lacks_a_parameter, "engine.free is defined with '', and is known with 'blocks'", True),
+        (
+            _other_order,
+            "engine.Connector.load is defined with 'self stream blocks', and is known with 'self blocks stream'",
+            True,
+        ),
+        (_keyword_only, "engine.lend is defined with 'blocks * limit=', and is known with 'blocks limit='", True),
+        (_positional_only, "engine.lend is defined with 'blocks / limit=', and is known with 'blocks limit='", True),
+        (_without_a_default, "engine.lend is defined with 'blocks limit', and is known with 'blocks limit='", True),
+        (_a_coroutine, "engine.lend is defined with 'async blocks limit=', and is known with 'blocks limit='", True),
+        (_a_generator, "engine.lend is defined with 'yield blocks limit=', and is known with 'blocks limit='", True),
+        (_collects, "engine.lend is defined with 'blocks *limit', and is known with 'blocks limit='", True),
+        (
+            _wrapped_by_another_signature,
+            "engine.lend is defined with 'pool *args **kwargs', and is known with 'blocks limit='",
+            True,
+        ),
+        (_no_property, "engine.Connector.role is defined with 'self', and is known with '@property self'", True),
+        (
+            _is_abstract,
+            "engine.Connector.load is defined with '@abstract self blocks stream', and is known with "
+            "'self blocks stream'",
+            True,
+        ),
+        (_has_an_abstract_method, "engine.Connector has the methods _ready, which are not known", True),
         (_has_a_field, "engine.Spec has the fields fresh, which are not known", False),
         (_lacks_a_field, "engine.Spec lacks the fields draft", True),
         (_has_a_member, "engine.Mode has the members DECODE, which are not known", False),
@@ -248,7 +338,7 @@ def test_an_older_release_has_its_own_table(engine: Any, monkeypatch: pytest.Mon
     installed(monkeypatch, "3.1.4")
     assert texts(known) == []
     installed(monkeypatch, "3.0.0")
-    assert texts(known) == ["engine.free lacks the parameters pool"]
+    assert texts(known) == ["engine.free is defined with 'blocks', and is known with 'pool blocks'"]
     assert needed(known) == {False}
     _lacks_a_class(engine)
     engine.free = lambda pool, blocks: None
@@ -256,8 +346,20 @@ def test_an_older_release_has_its_own_table(engine: Any, monkeypatch: pytest.Mon
     installed(monkeypatch, "3.1.4")
     assert texts(known) == [
         "engine.Mode is missing",
-        "engine.free has the parameters pool, which are not known",
+        "engine.free is defined with 'pool blocks', and is known with 'blocks'",
     ]
+
+
+def test_a_function_that_is_wrapped_is_no_difference_if_all_is_passed_on(engine: Any) -> None:
+    engine.lend = _wrapped(_lend)
+    assert texts(seam()) == []
+
+
+def test_an_engine_that_cannot_be_imported_is_a_difference(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / f"{ENGINE}.py").write_text("raise OSError('libcuda.so.1 is missing')")
+    monkeypatch.syspath_prepend(tmp_path)
+    installed(monkeypatch, "3.2.0")
+    assert "engine.Spec is missing: libcuda.so.1 is missing" in texts(seam())
 
 
 def test_a_table_of_a_module_is_looked_at_where_that_is_imported(

@@ -67,7 +67,7 @@ def _without_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
     ("change", "said"),
     [
         (_without_a_method, "KVConnectorBase_V1 lacks the methods get_transfer_results"),
-        (_with_a_parameter, "BlockPool.touch has the parameters why, which are not known"),
+        (_with_a_parameter, "BlockPool.touch is defined with 'self blocks why', and is known with 'self blocks'"),
         (_with_a_field, "KVConnectorOutput has the fields fresh, which are not known"),
         (_without_a_class, "SupportsHMA is missing"),
     ],

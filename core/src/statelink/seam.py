@@ -27,13 +27,14 @@ class Kind(enum.Enum):
     """What the names in a table are names of. A name that a table does not have is a difference, unless said below."""
 
     METHODS = "methods"
-    """Public methods and properties that a class itself defines, and its ``__init__``."""
+    """Public methods and properties that a class itself defines, its ``__init__``, and every abstract method."""
     FIELDS = "fields"
     """Fields of a dataclass, or annotated fields of another class."""
     MEMBERS = "members"
     """Members of an enumeration, or public constants of a class that is used like one."""
     PARAMETERS = "parameters"
-    """Parameters of a function, in their order."""
+    """The definition of a function: ``@property``, ``@abstract``, ``async`` and ``yield`` if it is that, and then its
+    parameters in their order, with the signs of Python: ``async self blocks limit= * why= **options``."""
     VARIABLES = "variables"
     """Variables of a class, among others that are no difference."""
     ATTRIBUTES = "attributes"
@@ -67,10 +68,10 @@ class Difference(NamedTuple):
 
 
 def methods(classes: Mapping[str, Mapping[str, str]]) -> tuple[Table, Table]:
-    """Tables of all methods of classes, and of the parameters of each method.
+    """Tables of all methods of classes, and of the definition of each method.
 
     Args:
-        classes: For each class, the parameters of each method, by the method's name.
+        classes: For each class, the definition of each method (`Kind.PARAMETERS`), by the method's name.
     """
     names = {place: " ".join(each) for place, each in classes.items()}
     parameters = {f"{place}.{name}": each for place, all_of in classes.items() for name, each in all_of.items()}
@@ -89,8 +90,8 @@ class Seam:
         tables: What the newest release has.
         releases: For each release from the newest to the oldest, such as ``0.33``, what differs from the release before
             it in this order: for each place, the names that it has beyond, as ``+name``, and those that it lacks, as
-            ``-name``. Of a function, all parameters are listed. ``None``: the place is not there. The newest release
-            has an empty table.
+            ``-name``. Of a function, the whole definition is given. ``None``: the place is not there. The newest
+            release has an empty table.
 
     Raises:
         ValueError: A place is in two tables, or `releases` name one that is in none.
@@ -210,26 +211,28 @@ class Seam:
         name, what = place.replace(":", "."), kind.value
         known = [each[place] for each in self._expected.values()]
         try:
-            found = _READ[kind](_resolve(place))
-        except (ImportError, AttributeError, TypeError) as error:
+            there = _resolve(place)
+            found = _READ[kind](there)
+        except Exception as error:  # an engine's import may raise anything, for example for a driver that is missing
             if self._kinds.get(place.rpartition(".")[0]) is Kind.METHODS:
                 return  # what the class lacks is said once
             why = "" if isinstance(error, AttributeError) else f": {error}"
             yield Difference(f"{name} is missing{why}", needed=None not in known)
             return
+        if kind is Kind.PARAMETERS:
+            if found != wanted:
+                text = f"{name} is defined with '{' '.join(found)}', and is known with '{' '.join(wanted)}'"
+                yield Difference(text, needed=found not in known)
+            return
         lacking = [each for each in wanted if each not in found]
         more = [] if kind in _AMONG_OTHERS else [each for each in found if each not in wanted]
-        if kind is Kind.PARAMETERS:
-            needed = found not in known
-        else:
-            needed = any(all(names is not None and each in names for names in known) for each in lacking)
         if lacking:
+            needed = any(all(names is not None and each in names for names in known) for each in lacking)
             yield Difference(f"{name} lacks the {what} {', '.join(lacking)}", needed)
         if more:
-            unknown = f"{name} has the {what} {', '.join(more)}, which are not known"
-            yield Difference(unknown, needed and kind is Kind.PARAMETERS)
-        if kind is Kind.PARAMETERS and not lacking and not more and found != wanted:
-            yield Difference(f"{name} has its {what} in another order: {', '.join(found)}", needed)
+            # No object can be made of a class that lacks an abstract method.
+            needed = kind is Kind.METHODS and not _abstract(there).isdisjoint(more)
+            yield Difference(f"{name} has the {what} {', '.join(more)}, which are not known", needed)
 
 
 def _resolve(place: str) -> Any:
@@ -241,12 +244,17 @@ def _resolve(place: str) -> Any:
 
 
 def _methods(found: Any) -> list[str]:
-    return [
+    own = [
         name
         for name, each in vars(found).items()
         if (inspect.isfunction(each) or isinstance(each, (property, classmethod, staticmethod)))
         and (name == "__init__" or not name.startswith("_"))
     ]
+    return [*own, *sorted(_abstract(found).difference(own))]
+
+
+def _abstract(found: Any) -> frozenset[str]:
+    return getattr(found, "__abstractmethods__", frozenset())
 
 
 def _fields(found: Any) -> list[str]:
@@ -255,12 +263,44 @@ def _fields(found: Any) -> list[str]:
     return list(inspect.get_annotations(found))
 
 
-def _parameters(found: Any) -> list[str]:
+class _Default:
+    """Stands for every default: only that there is one matters to a caller."""
+
+    def __repr__(self) -> str:
+        return ""
+
+
+def _definition(found: Any) -> list[str]:
+    words = ["@property"] if isinstance(found, property) else []
+    if getattr(found, "__isabstractmethod__", False):
+        words.append("@abstract")
     if isinstance(found, property):
         found = found.fget
     if isinstance(found, (classmethod, staticmethod)):
         found = found.__func__
-    return list(inspect.signature(inspect.unwrap(found)).parameters)
+    layers = [found]
+    while hasattr(layers[-1], "__wrapped__"):
+        layers.append(layers[-1].__wrapped__)
+    if any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in layers):
+        words.append("async")
+    if any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in layers):
+        words.append("yield")
+    # Callers meet the outermost layer that does more with its arguments than to pass all of them on.
+    met = next(each for each in layers if each is layers[-1] or not _passes_all(each))
+    signature = inspect.signature(met, follow_wrapped=False)
+    parameters = [
+        each.replace(annotation=each.empty, default=each.empty if each.default is each.empty else _Default())
+        for each in signature.parameters.values()
+    ]
+    written = str(signature.replace(parameters=parameters, return_annotation=signature.empty))
+    return words + [each for each in written[1:-1].split(", ") if each]
+
+
+def _passes_all(layer: Any) -> bool:
+    taken = inspect.signature(layer, follow_wrapped=False).parameters.values()
+    first = [each.name for each in taken if each.kind not in _REST]
+    inside = [*inspect.signature(layer.__wrapped__).parameters]
+    return len(first) + len(_REST) == len(taken) and inside[: len(first)] == first
 
 
 def _attributes(found: Any) -> list[str]:
@@ -281,8 +321,9 @@ _READ: dict[Kind, Callable[[Any], list[str]]] = {
     Kind.METHODS: _methods,
     Kind.FIELDS: _fields,
     Kind.MEMBERS: _members,
-    Kind.PARAMETERS: _parameters,
+    Kind.PARAMETERS: _definition,
     Kind.VARIABLES: _variables,
     Kind.ATTRIBUTES: _attributes,
 }
+_REST = frozenset({inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
 _AMONG_OTHERS = frozenset({Kind.VARIABLES, Kind.ATTRIBUTES})

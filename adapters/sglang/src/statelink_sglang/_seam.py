@@ -50,46 +50,47 @@ FIELDS: dict[str, str] = {
 
 CLASSES: dict[str, dict[str, str]] = {
     f"{BASE}:BaseKVManager": {
-        "__init__": "self args disaggregation_mode server_args is_mla_backend",
+        "__init__": "@abstract self args disaggregation_mode server_args is_mla_backend=",
         "should_verify_kv_checksum": "self bootstrap_addr",
-        "register_to_bootstrap": "self",
+        "register_to_bootstrap": "@abstract self",
         "teardown": "self",
     },
     f"{BASE}:BaseKVSender": {
-        "__init__": "self mgr bootstrap_addr bootstrap_room req_has_disagg_prefill_dp_rank",
-        "init": "self num_kv_indices aux_index",
-        "send": "self kv_indices state_indices num_kv_tokens",
+        "__init__": "@abstract self mgr bootstrap_addr bootstrap_room req_has_disagg_prefill_dp_rank=",
+        "init": "@abstract self num_kv_indices aux_index=",
+        "send": "@abstract self kv_indices state_indices= num_kv_tokens=",
         "mark_prefill_complete": "self",
         "pop_decode_prefix_len": "self",
         "get_max_transfer_tokens": "self",
         "should_send_kv_chunk": "self num_pages last_chunk",
-        "get_transfer_metric": "self",
-        "poll": "self",
-        "failure_exception": "self",
+        "get_transfer_metric": "@abstract self",
+        "poll": "@abstract self",
+        "failure_exception": "@abstract self",
         "clear": "self",
         "abort": "self",
     },
     f"{BASE}:BaseKVReceiver": {
-        "__init__": "self mgr bootstrap_addr bootstrap_room",
-        "supports_host_destination": "self",
+        "__init__": "@abstract self mgr bootstrap_addr bootstrap_room=",
+        "supports_host_destination": "@property self",
         "is_abort_release_safe": "self",
-        "init": "self prefill_dp_rank",
-        "send_metadata": "self kv_indices aux_index state_indices decode_prefix_len destination",
-        "poll": "self",
-        "failure_exception": "self",
+        "init": "@abstract self prefill_dp_rank",
+        "send_metadata": "@abstract self kv_indices aux_index= state_indices= decode_prefix_len= destination=",
+        "poll": "@abstract self",
+        "failure_exception": "@abstract self",
         "clear": "self",
         "abort": "self",
     },
-    f"{BASE}:BaseKVBootstrapServer": {"__init__": "self host port"},
+    f"{BASE}:BaseKVBootstrapServer": {"__init__": "@abstract self host port"},
 }
-"""All methods of the classes that the adapter's classes inherit from, and their parameters."""
+"""All methods of the classes that the adapter's classes inherit from, and their definitions."""
 
 CALLS: dict[str, str] = {
+    f"{BASE}:KVTransferMetric.__init__": "self transfer_latency_s= alloc_latency_s= transfer_total_bytes=",
     f"{UTILS}:get_kv_class": "transfer_backend class_type",
-    f"{HOOKS}:HookRegistry.register": "cls target hook hook_type source",
+    f"{HOOKS}:HookRegistry.register": "cls target hook hook_type= * source=",
     "sglang.srt.arg_groups.pd_disaggregation_hook:handle_pd_disaggregation": "server_args",
 }
-"""Parameters of functions that are hooked or called, in every process."""
+"""Definitions of functions that are hooked or called, in every process."""
 
 SCHEDULER_CALLS: dict[str, str] = {
     f"{PREFILL}:PrefillBootstrapQueue._init_kv_manager": "self",
@@ -97,21 +98,21 @@ SCHEDULER_CALLS: dict[str, str] = {
     f"{PREFILL}:PrefillBootstrapQueue.add": "self req num_kv_heads",
     f"{PREFILL}:PrefillBootstrapQueue.pop_bootstrapped": "self",
     f"{DECODE}:DecodePreallocQueue._init_kv_manager": "self",
-    f"{DECODE}:DecodePreallocQueue.add": "self req is_retracted is_rebootstrap",
-    f"{DECODE}:DecodePreallocQueue._create_receiver_and_enqueue": "self req is_rebootstrap",
+    f"{DECODE}:DecodePreallocQueue.add": "self req is_retracted= is_rebootstrap=",
+    f"{DECODE}:DecodePreallocQueue._create_receiver_and_enqueue": "self req is_rebootstrap=",
     f"{DECODE}:DecodePreallocQueue._rebootstrap_prefill_len": "req",
     f"{DECODE}:DecodePreallocQueue._resolve_prefill_dp_rank": "self req",
     f"{DECODE}:DecodePreallocQueue._ensure_prefill_info": "self addr_to_reqs",
     f"{DECODE}:DecodePreallocQueue.prefetch_prefill_dp_rank_queries": "self",
     f"{DECODE}:DecodeTransferQueue.resolve_deferred_releases": "self",
     f"{DECODE}:DecodeTransferQueue.has_pending_deferred_releases": "self",
-    f"{SCHEDULER}:Scheduler.is_fully_idle": "self for_health_check ignore_waiting",
+    f"{SCHEDULER}:Scheduler.is_fully_idle": "self for_health_check= ignore_waiting=",
     f"{STAGES}:SchedulerPPMixin._pp_pd_get_decode_transferred_ids": "self",
     f"{STAGES}:SchedulerPPMixin._pp_recv_pyobj_from_prev_stage": "self",
-    f"{STAGES}:SchedulerPPMixin.get_rids": "self req_queue is_send poll_statuses_group",
+    f"{STAGES}:SchedulerPPMixin.get_rids": "self req_queue is_send *poll_statuses_group",
     f"{STAGES}:SchedulerPPMixin.process_decode_transfer_queue": "self release_rids",
     f"{UTILS}:is_aborted": "req",
-    f"{REQUEST}:Req.set_finish_with_abort": "self error_msg status_code err_type",
+    f"{REQUEST}:Req.set_finish_with_abort": "self error_msg status_code= err_type=",
 }
 """The same in schedulers."""
 
@@ -121,8 +122,8 @@ CONTROLLER_CALLS: dict[str, str] = {
 """The same in a controller of DP ranks."""
 
 TOKENIZER_CALLS: dict[str, str] = {
-    f"{TOKENIZER}:TokenizerManager._handle_batch_request": "self obj request request_states",
-    f"{TOKENIZER}:TokenizerManager._send_one_request": "self tokenized_obj",
+    f"{TOKENIZER}:TokenizerManager._handle_batch_request": "async yield self obj request request_states",
+    f"{TOKENIZER}:TokenizerManager._send_one_request": "async self tokenized_obj",
 }
 """The same in a process that takes requests."""
 
@@ -163,11 +164,11 @@ RELEASES: dict[str, dict[str, str | None]] = {
     "0.5.21": {
         f"{BASE}:KVArgs": "-host_state_data_ptrs -host_state_data_lens -host_state_item_lens -swa_kv_cache_layout",
         f"{BASE}:BaseKVSender": "-mark_prefill_complete",
-        f"{BASE}:BaseKVSender.__init__": "self mgr bootstrap_addr bootstrap_room dest_tp_ranks pp_rank "
-        "req_has_disagg_prefill_dp_rank",
+        f"{BASE}:BaseKVSender.__init__": "@abstract self mgr bootstrap_addr bootstrap_room dest_tp_ranks pp_rank "
+        "req_has_disagg_prefill_dp_rank=",
         f"{BASE}:BaseKVReceiver": "-is_abort_release_safe",
-        f"{PREFILL}:PrefillBootstrapQueue.pop_bootstrapped": "self return_failed_reqs pp_good_rids pp_bad_rids",
-        f"{TOKENIZER}:TokenizerManager._handle_batch_request": "self obj request request_rids",
+        f"{PREFILL}:PrefillBootstrapQueue.pop_bootstrapped": "self return_failed_reqs= pp_good_rids= pp_bad_rids=",
+        f"{TOKENIZER}:TokenizerManager._handle_batch_request": "async yield self obj request= request_rids=",
     },
 }
 """From the newest release to the oldest, what differs from the release before it in this order."""

@@ -20,10 +20,10 @@ METRICS = "vllm.distributed.kv_transfer.kv_connector.v1.metrics"
 CLASSES: dict[str, dict[str, str]] = {
     f"{BASE}:KVConnectorBase_V1": {
         "__init__": "self vllm_config role kv_cache_config",
-        "supports_divergent_local_hybrid_hits": "self",
-        "requires_kv_delivery": "self",
+        "supports_divergent_local_hybrid_hits": "@property self",
+        "requires_kv_delivery": "@property self",
         "supports_sleep_mode": "cls kv_transfer_config",
-        "role": "self",
+        "role": "@property self",
         "get_mem_pool_context": "self",
         "bind_connector_metadata": "self connector_metadata",
         "clear_connector_metadata": "self",
@@ -35,10 +35,10 @@ CLASSES: dict[str, dict[str, str]] = {
         "finish_forward": "self",
         "reset_capture_state": "self",
         "handle_preemptions": "self kv_connector_metadata",
-        "start_load_kv": "self forward_context kwargs",
-        "wait_for_layer_load": "self layer_name",
-        "save_kv_layer": "self layer_name kv_layer attn_metadata kwargs",
-        "wait_for_save": "self",
+        "start_load_kv": "@abstract self forward_context **kwargs",
+        "wait_for_layer_load": "@abstract self layer_name",
+        "save_kv_layer": "@abstract self layer_name kv_layer attn_metadata **kwargs",
+        "wait_for_save": "@abstract self",
         "get_finished": "self finished_req_ids",
         "get_transfer_results": "self finished_req_ids",
         "get_block_ids_with_load_errors": "self",
@@ -50,10 +50,10 @@ CLASSES: dict[str, dict[str, str]] = {
         "bind_kv_cache_manager": "self kv_cache_manager",
         "bind_gpu_block_pool": "self gpu_block_pool",
         "get_loaded_kv_cache_group_ids": "self request",
-        "get_num_new_matched_tokens": "self request num_computed_tokens",
+        "get_num_new_matched_tokens": "@abstract self request num_computed_tokens",
         "get_external_cache_hit_sources": "self request num_external_tokens",
-        "update_state_after_alloc": "self request blocks num_external_tokens",
-        "build_connector_meta": "self scheduler_output",
+        "update_state_after_alloc": "@abstract self request blocks num_external_tokens",
+        "build_connector_meta": "@abstract self scheduler_output",
         "on_new_request": "self request",
         "update_connector_output": "self connector_output",
         "request_finished": "self request block_ids",
@@ -64,16 +64,16 @@ CLASSES: dict[str, dict[str, str]] = {
         "get_required_kvcache_layout": "cls vllm_config",
         "requires_piecewise_for_cudagraph": "cls extra_config",
         "get_finished_count": "self",
-        "build_kv_connector_stats": "cls data",
+        "build_kv_connector_stats": "cls data=",
         "set_xfer_handshake_metadata": "self metadata",
         "set_xfer_handshake_metadata_pp_aware": "self metadata",
         "build_prom_metrics": "cls vllm_config metric_types labelnames per_engine_labelvalues",
         "reset_cache": "self",
     },
-    f"{BASE}:SupportsHMA": {"request_finished_all_groups": "self request block_ids"},
-    f"{BASE}:KVConnectorWorkerMetadata": {"aggregate": "self other"},
+    f"{BASE}:SupportsHMA": {"request_finished_all_groups": "@abstract self request block_ids"},
+    f"{BASE}:KVConnectorWorkerMetadata": {"aggregate": "@abstract self other"},
     f"{METRICS}:KVConnectorStats": {
-        "__init__": "self data",
+        "__init__": "self data=",
         "to_dict": "self",
         "reset": "self",
         "aggregate": "self other",
@@ -82,10 +82,10 @@ CLASSES: dict[str, dict[str, str]] = {
     },
     f"{METRICS}:KVConnectorPromMetrics": {
         "__init__": "self vllm_config metric_types labelnames per_engine_labelvalues",
-        "observe": "self transfer_stats_data engine_idx",
+        "observe": "self transfer_stats_data engine_idx=",
     },
 }
-"""All methods and properties of the classes that the adapter's classes inherit from, and their parameters."""
+"""All methods and properties of the classes that the adapter's classes inherit from, and their definitions."""
 
 FIELDS: dict[str, str] = {
     f"{BASE}:KVConnectorTransferResults": "finished_sending finished_recving failed_recving",
@@ -138,6 +138,7 @@ MEMBERS: dict[str, str] = {
 """All members of enumerations."""
 
 CALLS: dict[str, str] = {
+    f"{BASE}:KVConnectorTransferResults.__init__": "self finished_sending= finished_recving= failed_recving=",
     "vllm.v1.core.block_pool:BlockPool.touch": "self blocks",
     "vllm.v1.core.block_pool:BlockPool.free_blocks": "self ordered_blocks",
     "vllm.v1.core.block_pool:BlockPool.get_num_free_blocks": "self",
@@ -146,7 +147,7 @@ CALLS: dict[str, str] = {
     f"{MANAGER}:KVCacheManager.evict_blocks": "self block_ids",
     "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator.get_num_blocks_to_allocate": "self request_id num_tokens "
     "new_computed_blocks num_encoder_tokens total_computed_tokens num_local_computed_tokens num_tokens_main_model "
-    "apply_admission_cap prefill_end",
+    "apply_admission_cap= prefill_end=",
     f"{CACHE}:KVCacheConfig.select_transfer_block_ids": "self block_ids",
     f"{CACHE}:iter_layer_specs": "kv_cache_spec",
     "vllm.distributed.parallel_state:get_tensor_model_parallel_rank": "",
@@ -157,7 +158,7 @@ CALLS: dict[str, str] = {
     "vllm.v1.request:Request.is_finished": "self",
     "vllm.v1.request:Request.get_skip_reading_prefix_cache": "self",
 }
-"""Parameters of functions that are called."""
+"""Definitions of functions that are called."""
 
 RELEASES: dict[str, dict[str, str | None]] = {
     "0.33": {},

@@ -224,4 +224,8 @@ def test_the_packages_of_nixl(monkeypatch: pytest.MonkeyPatch) -> None:
         Verdict.PROBLEM,
         "pip install nixl-cu12==1.5.1",
     )
+    # 1.5.2 is on the package index as the front alone.
+    newer = {"nixl": "1.5.2", "nixl-cu12": "1.5.1"}
+    assert say(newer, None)["packages"] == (Verdict.PROBLEM, "pip install nixl==1.5.1")
+    assert say(newer, 13)["build for CUDA"] == (Verdict.PROBLEM, "pip install nixl==1.5.1 nixl-cu13==1.5.1")
     assert say({}, None)["packages"][0] is Verdict.PROBLEM

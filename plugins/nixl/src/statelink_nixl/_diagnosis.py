@@ -21,6 +21,8 @@ __all__ = ["diagnose"]
 
 FRONT = "nixl"
 BUILDS = ("nixl-cu12", "nixl-cu13", "nixl-rocm")
+OLDEST = [1, 5]
+"""The oldest release that the backend takes."""
 
 
 def diagnose(options: Options) -> list[Check]:
@@ -39,10 +41,26 @@ def _packages(installed: dict[str, str]) -> Iterator[Check]:
         hint = "pip install nixl-cu12, or nixl-cu13: either works without CUDA, too"
         yield Check(what="packages", verdict=Verdict.PROBLEM, found=f"{found} is a front without a build", hint=hint)
     elif len({installed[name] for name in (FRONT, *builds)}) > 1:
-        hint = f"pip install {' '.join(f'{name}=={installed[FRONT]}' for name in builds)}"
+        version = _common(installed)
+        hint = (
+            f"pip install {' '.join(f'{name}=={version}' for name in (FRONT, *builds) if installed[name] != version)}"
+        )
         yield Check(what="packages", verdict=Verdict.PROBLEM, found=f"versions differ: {found}", hint=hint)
     else:
         yield Check(what="packages", verdict=Verdict.OK, found=found)
+
+
+def _common(installed: dict[str, str]) -> str:
+    """The version that the front and the builds can share: the lowest that is there and not too old; empty for none.
+
+    An index may have a version of the front without a build of it.
+    """
+    recent = [version for version in installed.values() if _numbers(version) >= OLDEST]
+    return min(recent or installed.values(), key=_numbers, default="")
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(each) for each in version.split(".") if each.isdigit()]
 
 
 def _cuda(installed: dict[str, str]) -> Iterator[Check]:
@@ -62,8 +80,9 @@ def _cuda(installed: dict[str, str]) -> Iterator[Check]:
         yield Check(what=what, verdict=Verdict.OK, found=f"CUDA {major}, and {needed} is there")
     else:
         found = f"this Python environment has CUDA {major}, and {needed} is not installed: import nixl fails"
-        version = installed.get(FRONT, "")
-        hint = f"pip install {needed}{f'=={version}' if version else ''}"
+        version = _common(installed)
+        wanted = [FRONT] if installed.get(FRONT, version) != version else []
+        hint = f"pip install {' '.join(f'{name}=={version}' if version else name for name in (*wanted, needed))}"
         yield Check(what=what, verdict=Verdict.PROBLEM, found=found, hint=hint)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -82,6 +83,25 @@ def test_a_link_that_does_not_open_restores_it() -> None:
     with opened() as link, pytest.raises(ConfigError):
         opened(0.001, listen=link.address)
     assert sys.getswitchinterval() == PYTHON
+
+
+def test_a_forked_child_has_that_of_python() -> None:
+    """Its links are those of the parent. One that it opens itself shortens the interval again."""
+    with opened(0.001) as link:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            seen = [sys.getswitchinterval()]
+            link.close()
+            with opened(0.002):
+                seen.append(sys.getswitchinterval())
+            os.write(writing, json.dumps([*seen, sys.getswitchinterval()]).encode())
+            os._exit(0)
+        os.close(writing)
+        with open(reading) as told:
+            assert json.loads(told.read()) == pytest.approx([PYTHON, 0.002, PYTHON])
+        os.waitpid(child, 0)
+        assert sys.getswitchinterval() == pytest.approx(0.001)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 0.00001, 0.006, float("nan")])

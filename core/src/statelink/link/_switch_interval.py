@@ -6,6 +6,7 @@ A thread that has waited gets the interpreter back from a thread that runs Pytho
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from typing import ClassVar
@@ -54,6 +55,14 @@ class SwitchInterval:
                 SwitchInterval._settle()
 
     @classmethod
+    def forget(cls) -> None:
+        """Restore Python's interval in a forked child, where no link is open. Only the thread that forked is there."""
+        cls._guard = threading.RLock()  # another thread of the parent may hold that of before
+        cls._asked = []
+        if cls._set is not None:
+            cls._settle()
+
+    @classmethod
     def _settle(cls) -> None:
         """Set the interval that counts. The caller holds the guard."""
         found = sys.getswitchinterval()
@@ -66,3 +75,6 @@ class SwitchInterval:
         cls._set = settled if cls._asked else None
         if settled != found:
             log.info("the interpreter's switch interval is %g ms; it was %g ms", settled * 1e3, found * 1e3)
+
+
+os.register_at_fork(after_in_child=SwitchInterval.forget)

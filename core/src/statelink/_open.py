@@ -21,6 +21,7 @@ from statelink._staging import choose_staging, open_strategies
 from statelink.backend import Backend, BackendContext, Probe, Strategy
 from statelink.config import LinkConfig, read_config, read_options
 from statelink.errors import BackendUnavailableError, ConfigError, StateError, StatelinkError
+from statelink.hints import MORE_THREADS
 from statelink.link import Context, Link, Rendezvous, StaticRendezvous, check_verify, opening, this_process
 from statelink.pointers import Checked, Platform, check, device_settings, hint_at_settings
 from statelink.registry import load_backend, plugin_manager, probed
@@ -109,7 +110,7 @@ def open(
         raise ConfigError(
             "no thread can be started for a link",
             cause="the system, or the container, allows this process no more of them",
-            hint="raise the limit (ulimit -u, pids.max, TasksMax), or look for what leaves threads behind",
+            hint=MORE_THREADS,
             code="config.threads",
         ) from error
 

@@ -21,7 +21,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
-__all__ = ["did_you_mean", "install_hint"]
+__all__ = ["MORE_THREADS", "did_you_mean", "install_hint"]
+
+MORE_THREADS = "raise the limit (ulimit -u, pids.max, TasksMax), or look for what leaves threads behind"
+"""What to do where the system allows a process no more threads."""
 
 
 def did_you_mean(given: object, known: Iterable[str], otherwise: str = "") -> str:

@@ -207,6 +207,31 @@ def test_the_log_says_which_link_waits_and_for_how_long(caplog: pytest.LogCaptur
         assert re.match(expected, said()[0])
 
 
+@pytest.mark.parametrize(
+    ("code", "limits"), [("peer.unreachable", {"liveness": 2.0}), ("room.deadline", {"deadline": 1.0})]
+)
+def test_a_lack_of_threads_is_in_the_reason(
+    code: str, limits: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefill is there, and no thread of decode's looks it up."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("statelink-setup"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with link_of("prefill") as prefill, link_of("decode", heartbeat=0.1, **limits) as link:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            room = link.receive(1, prefill.address, 4)
+            assert room.wait(30) is Status.FAILED
+        assert room.reason is not None
+        assert room.reason.code == code
+        assert room.reason.cause.endswith("; jobs of this link wait for a thread: can't start new thread")
+        assert "ulimit -u" in room.reason.hint
+
+
 @pytest.mark.parametrize("server", ["not there", "does not allow the key", "knows nobody"])
 def test_the_rendezvous_is_in_the_reason(server: str) -> None:
     with contextlib.ExitStack() as stack:

@@ -229,7 +229,10 @@ def test_a_rank_without_its_part_of_the_heads(pair: Pair, two_engines: TwoEngine
 def test_a_decode_link_is_no_prefill_instance(pair: Pair, two_engines: TwoEngines) -> None:
     other = two_engines.open("decode")
     text = pair.decode.receive(59, other.address, 64, deadline=20).failed()
-    assert text == f"a peer is not a prefill rank (peer {other.name}): its role is 'decode'"
+    assert text == (
+        f"a peer is not a prefill rank (peer {other.name}): its role is 'decode'\n"
+        "hint: pass receive() an instance whose role is 'prefill' or 'both'"
+    )
 
 
 def test_an_instance_that_is_not_configured(pair: Pair) -> None:

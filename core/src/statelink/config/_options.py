@@ -298,9 +298,10 @@ def check_known(type_: Any, given: Mapping[str, Any], what: str, who: Mapping[st
 
 
 def _instead(type_: Any, given: Mapping[str, Any]) -> str:
-    """A hint for the first key whose value is none of its allowed words."""
+    """A hint for the first key that is missing, or whose value is none of its allowed words."""
     for field in msgspec.structs.fields(type_):
         value, words = given.get(field.encode_name), get_args(field.type)
-        if get_origin(field.type) is Literal and isinstance(value, str) and value not in words:
+        wrong = field.required if field.encode_name not in given else isinstance(value, str) and value not in words
+        if get_origin(field.type) is Literal and wrong:
             return f"{field.encode_name!r} is one of {', '.join(map(repr, words))}"
     return ""

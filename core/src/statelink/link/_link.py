@@ -337,7 +337,7 @@ class Link:
                     self._table.unshut()
             if not told:
                 kept = kept or [state.room for state in self._table.unproven()]
-                hint = "wait longer; take memory back with release() if nobody can say when it is quiet"
+                hint = "wait longer; take memory back with take_back() if nobody can say when it is quiet"
                 raise unfinished(self._context, kept, "have ended, and transfers of theirs may be in flight", hint)
             self._suspended = True
             self._context.deregister(max(0.5, until - time.monotonic()))

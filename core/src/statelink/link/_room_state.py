@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from statelink._logs import logger
 from statelink.backend import Moved, RoomReport
 from statelink.errors import Reason
+from statelink.hints import MORE_THREADS
 
 from ._diagnostics import PeerInfo, with_standing
 from ._room_memory import RoomMemory
@@ -311,6 +312,12 @@ class RoomState:
     def reason_for(self, code: str, what: str, cause: str = "", hint: str = "", **who: object) -> Reason:
         """A reason that names this room. Any thread."""
         return room_reason(self.context, self.room, code, what, cause, hint, **who)
+
+    def fail_late(self, code: str, what: str, cause: str, hint: str) -> None:
+        """Fail the room because something did not come in time. Control thread."""
+        if lack := self.context.workers.lack:  # what was waited for may be work that no thread of this link does
+            cause, hint = f"{cause}; jobs of this link wait for a thread: {lack}", MORE_THREADS
+        self.fail(self.reason_for(code, what, cause, hint))
 
     def explain(self, reason: Reason, others: Sequence[PeerInfo] = ()) -> Reason:
         """Add to a reason how the room stands. A reason from the other side already says how it stood there."""

@@ -225,7 +225,8 @@ class Instances:
         """Why a peer cannot be a prefill rank for this link; ``None`` if it can."""
         if not can_send(handshake.role):
             what, cause = "a peer is not a prefill rank", f"its role is {handshake.role!r}"
-            return Reason("peer.role", what, {"peer": handshake.link}, cause)
+            hint = "pass receive() an instance whose role is 'prefill' or 'both'"
+            return Reason("peer.role", what, {"peer": handshake.link}, cause, hint)
         if is_sibling(self._context.handshake, handshake):
             what, cause = "a peer is of this link's own instance", f"both are of {handshake.inventory.instance!r}"
             return Reason("peer.role", what, {"peer": handshake.link}, cause, "give each instance a name of its own")

@@ -118,7 +118,7 @@ class ReceivingState(RoomState):
         """See `InstanceUser.instance_silent`. A room that was opened since waits for as long."""
         if self.status not in ENDED and not self._requested and self.context.now() - self.opened > limit:
             cause, hint = self._explain(instance)
-            self.fail(self.reason_for("peer.unreachable", "prefill was not reached", cause, hint))
+            self.fail_late("peer.unreachable", "prefill was not reached", cause, hint)
 
     def _maybe_request(self) -> None:
         """Request the room, once the instance is ready, the engine has named memory, and its event says it is free."""
@@ -358,7 +358,7 @@ class ReceivingState(RoomState):
             hint = "prefill begins once every rank of this decode instance has opened and accepted the room: have they?"
         elif self._requested and not any(writer.met for writer in self._writers.values()):
             hint = "did prefill's engine call send() with this room id, and push()?"
-        self.fail(self.reason_for("room.deadline", "a room passed its deadline on decode", cause, hint))
+        self.fail_late("room.deadline", "a room passed its deadline on decode", cause, hint)
 
     def _after_change(self) -> None:
         """Update quiescence. Leave the instance, if the room has ended and there is proof that it has quiesced.

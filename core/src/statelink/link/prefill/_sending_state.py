@@ -359,7 +359,7 @@ class SendingState(RoomState):
             (f"{key}: {name}", hook) for key, each in self._deliveries.items() for name, hook in each.hooks.items()
         )
         cause += hooks_wait_for(hooks)
-        self.fail(self.reason_for("room.deadline", "a room passed its deadline on prefill", cause, hint))
+        self.fail_late("room.deadline", "a room passed its deadline on prefill", cause, hint)
 
     def _after_change(self) -> None:
         """Send Drained to destinations of a failed room, once nothing is in flight to them, and update quiescence."""

@@ -106,6 +106,9 @@ class KeyedExecutor:
         spare: Most jobs that may be held beside them.
         order: The order of the jobs of each key, shared with other executors; this one's own if not given.
         begin: Each thread calls it first.
+
+    Attributes:
+        lack: Why no thread could be started, while none is there; empty otherwise. Any thread.
     """
 
     def __init__(
@@ -121,6 +124,7 @@ class KeyedExecutor:
         self._most = width + spare
         self._order = order or KeyOrder()
         self._begin = begin
+        self.lack = ""
         # Everything below is guarded by the lock of the order.
         self._changed = threading.Condition(self._order.lock)
         self._ready: deque[tuple[Hashable, Job | Pauses]] = deque()
@@ -233,8 +237,10 @@ class KeyedExecutor:
                 # The system has no thread left. This may run on a thread of another executor, which must not end. The
                 # threads that run go on without this one. If there is none, `revive` or the next job tries again.
                 if not self._threads:
+                    self.lack = str(error)
                     log.error("jobs of %s wait: %s", self._name, error)
             else:
+                self.lack = ""
                 self._threads.append(thread)
 
     def _take(self) -> tuple[Hashable, Job | Pauses] | None:

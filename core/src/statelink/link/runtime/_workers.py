@@ -239,6 +239,12 @@ class Workers:
             executor.revive()
 
     @property
+    def lack(self) -> str:
+        """Why jobs wait for a thread that could not be started; empty if none do. Any thread."""
+        executors = (self.moves, self.setups, self.fences, self.checks, self.readers)
+        return next((each.lack for each in executors if each.lack), "")
+
+    @property
     def idle(self) -> bool:
         """Whether no job is under way or queued. Any thread."""
         with self._order.lock:

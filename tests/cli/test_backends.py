@@ -163,3 +163,22 @@ def test_where_nothing_but_the_core_is_installed_there_is_tcp(site: Site, bare_p
     code = "import sys; sys.argv = ['statelink', 'backends', '--json']; from statelink.cli import main; main()"
     found = json.loads(site.python(code, path=bare_path, flags=("-S",)))
     assert [(row["name"], row["state"]) for row in found] == [("tcp", "ready")]
+
+
+@pytest.mark.parametrize("arguments", [("backends",), ("backends", "--json"), ("doctor", "odd", "--json")])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "raise OSError('no file \\udcff')",
+        BACKEND.format(cls="Made", api=1, name="odd").replace("here [always]", "no file \\udcff"),
+    ],
+    ids=["error", "reason"],
+)
+def test_half_a_surrogate_pair_in_a_text_of_a_plugin_is_shown(
+    site: Site, source: str, arguments: tuple[str, ...]
+) -> None:
+    """Python makes them of file names that are no UTF-8."""
+    site.backend("odd", source=source)
+    result = CliRunner().invoke(main, arguments)
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert "no file \\udcff" in result.output.replace("\\\\", "\\")

@@ -23,6 +23,8 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
+from ._output import encodable
+
 __all__ = ["Alone", "Ended", "ended_with"]
 
 CHILD_SECONDS: Final = 120.0
@@ -213,7 +215,7 @@ def _child(work: Callable[[], Iterable[Any]], results: int, printed: int, mask: 
 
 
 def _say(results: int, kind: str, value: Any) -> None:
-    left = msgspec.json.encode((kind, value)) + b"\n"
+    left = msgspec.json.encode(encodable((kind, value))) + b"\n"
     while left:
         left = left[os.write(results, left) :]
 

@@ -25,6 +25,7 @@ __all__ = [
     "UNWRITABLE",
     "CodedError",
     "Program",
+    "encodable",
     "ended_by_signal",
     "json_option",
     "plain_error",
@@ -50,7 +51,24 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 
 def print_json(value: Any) -> None:
     """Print a value of plain types or `msgspec` structs as indented JSON."""
-    click.echo(msgspec.json.format(msgspec.json.encode(value)).decode())
+    click.echo(msgspec.json.format(msgspec.json.encode(encodable(value))).decode())
+
+
+def encodable(value: Any) -> Any:
+    """The same value of plain types, with every text such as JSON can carry: half a surrogate pair becomes an escape.
+
+    Texts of plugins and of the environment may have such halves.
+
+    Args:
+        value: Plain types or `msgspec` structs.
+    """
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {encodable(key): encodable(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [encodable(each) for each in value]
+    return encodable(msgspec.to_builtins(value)) if isinstance(value, msgspec.Struct) else value
 
 
 def plain_error(error: StatelinkError) -> dict[str, Any]:

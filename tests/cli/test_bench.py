@@ -83,6 +83,24 @@ def test_a_backend_that_fails_stops_no_other() -> None:
     assert (good["backend"], good["error"], len(good["cells"])) == ("tcp", "", 4)
 
 
+def test_a_machine_that_is_too_busy_is_named() -> None:
+    """Four others compute on the only core that the sides may use."""
+    core = min(os.sched_getaffinity(0))
+    others = [
+        subprocess.Popen(["taskset", "-c", str(core), sys.executable, "-c", "while True: pass"]) for _ in range(4)
+    ]
+    try:
+        command = ["taskset", "-c", str(core), *PROGRAM, "bench", "tcp", "--size", "1m", "--blocks", "64", "--no-raw"]
+        done = subprocess.run([*command, "--seconds", "0.1"], capture_output=True, text=True, check=True)
+    finally:
+        for each in others:
+            each.kill()
+            each.wait()
+    assert "tcp: this machine is too busy for these figures: the copies waited for a core" in " ".join(
+        done.stdout.split()
+    )
+
+
 def test_the_table_fits() -> None:
     done = bench("tcp", "--seconds", "0.01", "--size", "64k", "--blocks", "1000", "--consecutive", "--no-raw")
     assert done.exit_code == 0, done.output

@@ -118,6 +118,7 @@ def test_names_are_listed() -> None:
     ("arguments", "status", "said"),
     [
         (("tpc",), 1, "did you mean 'tcp'?"),
+        (("tpc", "--list"), 1, "did you mean 'tcp'?"),
         (("tcp", "-o", "drain_timout=2"), 1, "did you mean 'drain_timeout'?"),
         (("tcp", "-o", "drain_timeout"), 2, "is not KEY=VALUE"),
         (("tcp", "-k", "no_such_clause"), 2, "none matches 'no_such_clause'\nhint: `statelink conform tcp --list`"),

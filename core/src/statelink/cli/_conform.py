@@ -109,12 +109,12 @@ def conform(
     """
     if importlib.util.find_spec("pytest") is None:
         raise click.ClickException(f"the conformance kit needs pytest\nhint: {install_hint('statelink[testing]')}")
-    if listing:
-        _list(as_json)
-        return
     options = dict(pair(each) for each in pairs)
     try:
         kind = load_backend(name)
+        if listing:
+            _list(as_json)
+            return
         cause = cannot_register(kind, read_options(kind.Options, options, f"options of backend {name!r}"), memory)
     except StatelinkError as error:
         raise click.ClickException(str(error)) from error

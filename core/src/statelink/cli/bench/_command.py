@@ -32,6 +32,9 @@ from ._show import draw, plain, table
 
 __all__ = ["bench"]
 
+MOST_WAITED = 0.2
+"""The part of their time for which the copies may wait for a core. Above, a line says so beside the figures."""
+
 SUFFIXES = {"": 0, "k": 10, "m": 20, "g": 30}
 
 
@@ -223,6 +226,11 @@ def _print(found: list[Found], peer: str) -> None:
             console.print(Text(f"{each.backend}: {', '.join(each.transports)}", style="dim"))
         if each.raw:
             console.print(Text(f"{each.backend}: raw: {each.raw}", style="dim"))
+        if each.waited > MOST_WAITED:
+            waited = f"the copies waited for a core for {100 * each.waited:.0f} % of their time"
+            console.print(
+                Text(f"{each.backend}: this machine is too busy for these figures: {waited}", style="bold red")
+            )
         if each.error:
             console.print(Text(f"{each.backend}: {each.error}", style="bold red"))
             if each.hint:

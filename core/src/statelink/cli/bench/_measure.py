@@ -83,6 +83,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         request: Times from `receive` on decode until the request has succeeded.
         raw: Times of the library by itself, at the source; ``None`` if the backend does not offer it.
         copy: Times of a copy of the same blocks inside decode's process, on one thread; ``None`` for device memory.
+        copied: Seconds of all these copies together, and those for which their thread had a core.
     """
 
     block: int
@@ -90,6 +91,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     request: Times
     raw: Times | None
     copy: Times | None
+    copied: tuple[float, float]
 
     @property
     def nbytes(self) -> int:
@@ -115,6 +117,12 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     raw: str = ""
     error: str = ""
     hint: str = ""
+
+    @property
+    def waited(self) -> float:
+        """The part of the copies' time for which their thread waited for a core, because others used it."""
+        took, cpu = (sum(each.copied[part] for each in self.cells) for part in (0, 1))
+        return max(0.0, 1 - cpu / took) if took else 0.0
 
 
 class _Run:
@@ -160,8 +168,10 @@ class _Run:
         assert request is not None
         raw = self._raw(rounds, count, host) if self._plan.raw else []
         told = Copy(rounds=rounds, pages=count, scattered=self._plan.scattered)
-        copied = self._target.ask(told, ANSWER_SECONDS)["seconds"]
-        return Cell(block=block, count=count, request=request, raw=Times.of(raw), copy=Times.of(copied))
+        answer = self._target.ask(told, ANSWER_SECONDS)
+        seconds: list[float] = answer["seconds"]
+        copied = sum(seconds), float(answer["cpu"])
+        return Cell(block=block, count=count, request=request, raw=Times.of(raw), copy=Times.of(seconds), copied=copied)
 
     def _receive(self, rounds: int, address: str, count: int, *, compared: bool) -> list[float]:
         patience, first, scattered = ANSWER_SECONDS + self._plan.seconds, self._room, self._plan.scattered

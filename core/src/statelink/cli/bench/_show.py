@@ -57,6 +57,7 @@ def plain(found: Sequence[Found], plan: Plan, peer: str) -> dict[str, Any]:
                 "backend": each.backend,
                 "transports": each.transports,
                 "raw": each.raw,
+                "waited": each.waited,
                 "error": each.error,
                 "hint": each.hint,
                 "cells": [

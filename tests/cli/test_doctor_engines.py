@@ -34,6 +34,23 @@ def check(name: str = "engine") -> dict[str, Any]:
     return dict(it)
 
 
+CONFIGURED = """
+import json, os
+import statelink
+from statelink.errors import ConfigError
+from statelink.seam import Variable
+
+def read():
+    try:
+        given = json.loads(os.environ["STATELINK_ENGINE_CONFIG"])
+    except ValueError as error:
+        raise ConfigError("no JSON", hint="write JSON", code="config.file") from error
+    return statelink.LinkConfig.read({**given, "role": "prefill"})
+
+SEAM.variable = Variable("STATELINK_ENGINE_CONFIG", read)
+"""
+
+
 def adapter(site: Site, version: str = "", engine: str = KNOWS) -> None:
     site.package("statelink-engine", statelink_engines={"engine": "statelink_engine:SEAM"})
     site.module("statelink_engine", ADAPTER)
@@ -87,3 +104,27 @@ def test_an_engine_that_ends_its_process_is_a_problem(site: Site) -> None:
         "problem",
         "importing an engine ended the process: SIGABRT",
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "verdict", "said"),
+    [
+        ('{"backend": "tcp"}', "ok", "backend tcp; Engine sets the role"),
+        ("{", "problem", "no JSON"),
+        ('{"backend": "tpc"}', "problem", "no backend named 'tpc'"),
+        ('{"backend": "tcp", "listen": "here"}', "problem", "here"),
+        ('{"backend": "tcp", "options": {"prt": 1}}', "problem", "prt"),
+    ],
+)
+def test_what_configures_the_adapter_is_read_as_the_adapter_does(
+    site: Site, monkeypatch: pytest.MonkeyPatch, given: str, verdict: str, said: str
+) -> None:
+    adapter(site)
+    site.module("statelink_engine", ADAPTER + CONFIGURED)
+    monkeypatch.setenv("STATELINK_ENGINE_CONFIG", given)
+    found = check("STATELINK_ENGINE_CONFIG")
+    assert found["verdict"] == verdict
+    assert said in found["found"]
+    assert bool(found["hint"]) == (verdict == "problem")
+    assert "STATELINK_CONFIG" in check("configuration")["found"]
+    assert check()["verdict"] == "not applicable", "the engine need not be there"

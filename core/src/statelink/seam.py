@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from statelink.errors import ConfigError
 
-__all__ = ["Difference", "Kind", "Seam", "Table", "methods"]
+__all__ = ["Difference", "Kind", "Seam", "Table", "Variable", "methods"]
 
 
 class Kind(enum.Enum):
@@ -67,6 +67,18 @@ class Difference(NamedTuple):
     needed: bool
 
 
+class Variable(NamedTuple):
+    """A variable of the environment with which operators configure an adapter.
+
+    Attributes:
+        name: Its name.
+        read: Reads it as the adapter does. Returns the link's `statelink.LinkConfig`, or raises a `StatelinkError`.
+    """
+
+    name: str
+    read: Callable[[], Any]
+
+
 def methods(classes: Mapping[str, Mapping[str, str]]) -> tuple[Table, Table]:
     """Tables of all methods of classes, and of the definition of each method.
 
@@ -92,6 +104,7 @@ class Seam:
             it in this order: for each place, the names that it has beyond, as ``+name``, and those that it lacks, as
             ``-name``. Of a function, the whole definition is given. ``None``: the place is not there. The newest
             release has an empty table.
+        variable: What `statelink doctor` checks besides; ``None`` if operators configure the adapter elsewhere.
 
     Raises:
         ValueError: A place is in two tables, or `releases` name one that is in none.
@@ -105,7 +118,9 @@ class Seam:
         title: str,
         tables: tuple[Table, ...],
         releases: Mapping[str, Mapping[str, str | None]],
+        variable: Variable | None = None,
     ) -> None:
+        self.variable = variable
         self.adapter, self.engine, self.title = adapter, engine, title
         self._tables = tables
         self._kinds = {place: table.kind for table in tables for place in table.places}

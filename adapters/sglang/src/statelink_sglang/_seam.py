@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import sys
 
-from statelink.seam import Kind, Seam, Table, methods
+from statelink.seam import Kind, Seam, Table, Variable, methods
+
+from ._options import VARIABLE, read_options
 
 __all__ = ["CONTROLLER", "DETOKENIZER", "SCHEDULER", "SEAM", "TOKENIZER", "loaded"]
 
@@ -191,6 +193,7 @@ SEAM = Seam(
         Table(Kind.PARAMETERS, TOKENIZER_CALLS, TOKENIZER),
     ),
     releases=RELEASES,
+    variable=Variable(VARIABLE, lambda: read_options("prefill").link),
 )
 """All that the adapter uses of SGLang."""
 

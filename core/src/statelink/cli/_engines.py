@@ -1,17 +1,22 @@
-"""The check of `statelink doctor` that the adapters here know the engines that are installed."""
+"""The checks of `statelink doctor` about adapters: whether they know the installed engines, and are configured well."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from statelink._select import AUTO
 from statelink.backend import Check, Verdict
+from statelink.config import Given
 from statelink.errors import StatelinkError
 from statelink.hints import install_hint
-from statelink.registry import entry_points
+from statelink.registry import entry_points, load_backend
+
+from ._configured import Configured
 
 if TYPE_CHECKING:
-    from statelink.seam import Seam
+    from statelink.seam import Seam, Variable
 
 __all__ = ["GROUP", "engines"]
 
@@ -20,15 +25,34 @@ GROUP = "statelink.engines"
 
 
 def engines() -> Iterator[Check]:
-    """One check for each adapter. Imports the modules of its engine in which the adapter uses something."""
+    """Checks of each adapter. Imports the modules of its engine in which the adapter uses something."""
     for point, distribution, _ in entry_points(GROUP, every=True):
         try:
             seam: Seam = point.load()
+            if seam.variable is not None and os.environ.get(seam.variable.name):
+                yield from _configured(seam, seam.variable)
             yield _known(seam)
         except Exception as error:  # of the adapter, or of its engine
             found = f"{distribution} cannot say what it uses of its engine: {type(error).__name__}: {error}"
             hint = f"{install_hint(distribution, upgrade=True)}, or uninstall it"
             yield Check(what=point.name, verdict=Verdict.PROBLEM, found=found, hint=hint)
+
+
+def _configured(seam: Seam, variable: Variable) -> Iterator[Check]:
+    problems: list[StatelinkError] = []
+    try:
+        config = variable.read()
+        problems += Configured(Given(config, {}), ()).problems()
+        if config.backend != AUTO:
+            load_backend(config.backend)
+    except StatelinkError as error:
+        problems.append(error)
+    for error in problems:
+        said = str(error).partition("\nhint:")[0]
+        yield Check(what=variable.name, verdict=Verdict.PROBLEM, found=said, hint=error.hint, code=error.code)
+    if not problems:
+        found = f"backend {config.backend}; {seam.title} sets the role"
+        yield Check(what=variable.name, verdict=Verdict.OK, found=found)
 
 
 def _known(seam: Seam) -> Check:

@@ -93,7 +93,8 @@ def _configuration(found: Configured) -> Iterator[Check]:
         return
     given = found.given
     if given is None:
-        yield Check(what=what, verdict=NOT_APPLICABLE, found="none in the environment")
+        neither = "neither STATELINK_CONFIG nor the variable of a key is set"
+        yield Check(what=what, verdict=NOT_APPLICABLE, found=neither)
         return
     places = sorted({f"{kind} {name}" for place in given.origins.values() for kind, name in place.items()})
     said = ", ".join(f"{key} {getattr(given.config, key)}" for key in BY_ENGINE if given.origin(key))

@@ -125,7 +125,7 @@ def test_worlds_in_which_every_link_has_both_roles(staged: bool) -> None:
             counts.update(run(seed, staged=staged, both=True).counts)
     for instance in ("decode", "prefill"):
         for way in ("sent", "received"):
-            assert counts[f"{instance} {way}"] > 20, counts
+            assert counts[f"{instance} {way}"] > 15, counts
         assert min(counts[f"{instance} succeeded"], counts[f"{instance} failed"]) > 20, counts
     assert counts["both ways"] > 20, "hardly an id was used in both directions at once"
 

@@ -213,9 +213,9 @@ def _rows(assignment: Assignment, share: Share, component: Component, buffer: Bu
 
 
 def _component(inventory: Inventory, share: Share) -> Component:
-    for component in inventory.components:
-        if component.name == share.component:
-            return component
+    component = inventory.by_name.get(share.component)
+    if component is not None:
+        return component
     raise MismatchError(
         f"an assignment names component {share.component!r}",
         cause=f"{inventory.instance!r} rank {inventory.rank} does not have it",

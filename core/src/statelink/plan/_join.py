@@ -53,7 +53,7 @@ def join(pairs: Sequence[BufferPair], most: int, *, by_layer: bool = False) -> l
         places.setdefault(key, []).append(pair)
     shared: dict[tuple[tuple[int, int, int], ...], Runs] = {}
     joined = []
-    for members in (nest for alike in places.values() for nest in _nests(alike)):
+    for members in (nest for alike in places.values() for nest in (_nests(alike) if len(alike) > 1 else [alike])):
         if len(members) == 1:
             joined += members
             continue

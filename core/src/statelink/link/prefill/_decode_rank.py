@@ -33,6 +33,7 @@ class DecodeRank:
     Attributes:
         name: Its link name.
         state: How far it is.
+        asked: The part that it named last.
         plan: What this rank writes for it; set once it is attached and the backend reaches it.
         connection: This side's connection to it, once it named this rank's part.
         joint: Small pushes to it that have not begun; set with the plan, if the backend takes several rooms at once.
@@ -50,6 +51,7 @@ class DecodeRank:
         self.heard = now
         self.since = now
         self.state = RankState.GREETED
+        self.asked: wire.Attach | None = None
         self.plan: PairPlan | None = None
         self.connection: Connection | None = None
         self.witness: Witness | None = None

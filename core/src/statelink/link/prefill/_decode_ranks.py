@@ -176,6 +176,9 @@ class DecodeRanks:
         if rank.state is RankState.ATTACHED and rank.plan is not None and rank.plan.digest == message.digest:
             self._confirm(rank, rank.plan)
             return
+        if rank.state is RankState.ATTACHING and rank.asked == message:
+            return  # decode repeats it at each heartbeat, and a large plan is compiled for longer
+        rank.asked = message
         rank.step(RankEvent.ASSIGNED)
         context = self._context
         workers, who = context.workers, {"backend": context.backend.name, "peer": rank.name}

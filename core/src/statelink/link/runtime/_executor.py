@@ -111,6 +111,8 @@ class KeyedExecutor:
         lack: Why no thread could be started, while none is there; empty otherwise. Any thread.
     """
 
+    lack = ""
+
     def __init__(
         self,
         name: str,
@@ -124,7 +126,6 @@ class KeyedExecutor:
         self._most = width + spare
         self._order = order or KeyOrder()
         self._begin = begin
-        self.lack = ""
         # Everything below is guarded by the lock of the order.
         self._changed = threading.Condition(self._order.lock)
         self._ready: deque[tuple[Hashable, Job | Pauses]] = deque()

@@ -27,7 +27,7 @@ def environment_of(backend: str) -> dict[str, str]:
 def problem_of(backend: str) -> str:
     """Why it cannot run here, with its default options; empty if it can."""
     code = f"from {__name__} import look; look({backend!r})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     return "" if done.returncode == 0 else (done.stdout.strip() or done.stderr[-2000:].strip() or str(done.returncode))
 
 

@@ -72,7 +72,7 @@ class Fake:
     def _listen(self, timeout: float) -> None:
         raise NotImplementedError
 
-    def hear(self, kind: type[Spoken], room: int | None = None, timeout: float = 20.0) -> Spoken:
+    def hear(self, kind: type[Spoken], room: int | None = None, timeout: float = 100.0) -> Spoken:
         """The next message of a kind that the other side sends, of one room if it matters; those before it are lost."""
         until = time.monotonic() + timeout
         while time.monotonic() < until:
@@ -81,7 +81,7 @@ class Fake:
                 if isinstance(message, kind) and room in (None, getattr(message, "room", None)):
                     return message
             self._listen(0.05)
-        raise AssertionError(f"no {kind.__name__.lower()} came")
+        raise AssertionError(f"no {kind.__name__.lower()} came within {timeout:g} s")
 
     def silent(self, kind: type[wire.Message], seconds: float = 0.3) -> bool:
         """Whether no message of a kind comes for a while."""

@@ -56,11 +56,11 @@ def cut(frames: Sequence[bytes]) -> Iterator[list[bytes]]:
         yield [kind, body[first : first + PART], struct.pack("<QQ", first, len(body))]
 
 
-def until(found: Callable[[], Any], timeout: float = 20.0, what: str = "it") -> Any:
+def until(found: Callable[[], Any], timeout: float = 100.0, what: str = "it") -> Any:
     """Wait for something that happens elsewhere: the first true value."""
     end = time.monotonic() + timeout
     while not (value := found()):
-        assert time.monotonic() < end, f"{what} did not happen"
+        assert time.monotonic() < end, f"{what} did not happen within {timeout:g} s"
         time.sleep(0.001)
     return value
 

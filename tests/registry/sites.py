@@ -87,11 +87,10 @@ class Site:
         path: str = "",
         flags: tuple[str, ...] = (),
         environment: Environment | None = None,
-        seconds: float = 60,
     ) -> str:
         """Run a program of its own that sees these packages; returns what it prints."""
         command = [sys.executable, *flags, "-c", textwrap.dedent(code)]
-        return self.run(command, path=path, environment=environment, seconds=seconds)
+        return self.run(command, path=path, environment=environment)
 
     def run(
         self,
@@ -100,7 +99,6 @@ class Site:
         path: str = "",
         expect: int = 0,
         environment: Environment | None = None,
-        seconds: float = 60,
     ) -> str:
         """Run a command that sees these packages; returns what it prints, on either stream."""
         clean = {key: value for key, value in os.environ.items() if not key.startswith("STATELINK_")}
@@ -111,7 +109,7 @@ class Site:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=seconds,
+            timeout=300,
             check=False,
         )
         assert done.returncode == expect, done.stdout

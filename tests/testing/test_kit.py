@@ -95,7 +95,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return of
 
 
-@pytest.mark.timeout(420)
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_wrong_backend_fails_for_the_right_reason(found: Found, name: str) -> None:
     wrong, reason = BROKEN[name]
@@ -116,7 +115,6 @@ def test_a_wrong_backend_fails_for_the_right_reason(found: Found, name: str) -> 
     assert bool(hung) == (name in HANGS)
 
 
-@pytest.mark.timeout(420)
 def test_a_clause_that_hangs_ends_its_class(found: Found) -> None:
     """What comes after it would wait as long, and is said not to have been run."""
     for name in HANGS:
@@ -129,7 +127,6 @@ def test_a_clause_that_hangs_ends_its_class(found: Found) -> None:
         }
 
 
-@pytest.mark.timeout(420)
 def test_what_is_wrong_with_bytes_is_said(tmp_path: Path) -> None:
     """Bytes at a wrong place are not called early; early ones are, and a hint does not speak of an error."""
     clauses = ("test_bytes_are_visible_before_a_move_is_done", "test_every_alignment_arrives")
@@ -148,7 +145,6 @@ def test_what_is_wrong_with_bytes_is_said(tmp_path: Path) -> None:
     assert "never let it succeed before the peer has its bytes" in dead.todo
 
 
-@pytest.mark.timeout(420)
 def test_a_hint_fits_what_was_found(tmp_path: Path) -> None:
     """What any clause could find has a hint of its own. That of the clause follows it, the first time."""
     bytes_ = "Write each byte of each block to its place, and no other, before the transfer succeeds; change no source."
@@ -185,7 +181,6 @@ def test_every_clause_says_what_to_do() -> None:
     assert not bare
 
 
-@pytest.mark.timeout(420)
 def test_failures_for_one_reason_are_one(found: Found) -> None:
     """Where the constructor lacks a line, one clause is explained, some name it, and the rest is not run."""
     clauses = found("ForgetsLine")
@@ -197,7 +192,6 @@ def test_failures_for_one_reason_are_one(found: Found) -> None:
     assert {clause.reason for clause in rest} == {f"5 clauses failed as {first.name} did: mend that first"}
 
 
-@pytest.mark.timeout(420)
 def test_a_backend_with_low_limits_passes(tmp_path: Path) -> None:
     """It refuses more blocks and more bytes than it declares, and nothing more than that is given to it."""
     choice = "(Moving or Stalling or Fencing or Leaking or Dying) and not thousand"
@@ -206,7 +200,6 @@ def test_a_backend_with_low_limits_passes(tmp_path: Path) -> None:
     assert "test_a_quarter_of_a_gibibyte_arrives" in {clause.name for clause in found}
 
 
-@pytest.mark.timeout(420)
 def test_a_right_backend_passes(tmp_path: Path) -> None:
     """One that reaches no other process, and moves two state types only."""
     found = kit(

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 NBYTES = 4096
 
 
-@pytest.mark.timeout(420)
 def test_a_backend_that_reports_later_passes(tmp_path: Path) -> None:
     found = kit(
         tmp_path / "report.json", str(HERE / "late.py"), "-k", "not quarter and not thousand and not often and not 2"

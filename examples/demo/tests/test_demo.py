@@ -44,10 +44,6 @@ IS_REFUSED = {"counts": r"row \d+ says 0 tokens", "room": r"belongs to room 0"}
 POOLS = [*CHANGES_LOGITS, *IS_REFUSED, "logprobs"]
 
 
-# A minute of computing, on a machine that may have other tests to run meanwhile.
-pytestmark = pytest.mark.timeout(170)
-
-
 class Done(NamedTuple):
     """How a run of the demo ended."""
 

@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import zmq
@@ -210,9 +211,7 @@ def test_the_log_says_which_link_waits_and_for_how_long(caplog: pytest.LogCaptur
 @pytest.mark.parametrize(
     ("code", "limits"), [("peer.unreachable", {"liveness": 2.0}), ("room.deadline", {"deadline": 1.0})]
 )
-def test_a_lack_of_threads_is_in_the_reason(
-    code: str, limits: dict[str, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lack_of_threads_is_in_the_reason(code: str, limits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefill is there, and no thread of decode's looks it up."""
     start = threading.Thread.start
 

@@ -47,9 +47,9 @@ def _configured(seam: Seam, variable: Variable) -> Iterator[Check]:
             load_backend(config.backend)
     except StatelinkError as error:
         problems.append(error)
-    for error in problems:
-        said = str(error).partition("\nhint:")[0]
-        yield Check(what=variable.name, verdict=Verdict.PROBLEM, found=said, hint=error.hint, code=error.code)
+    for each in problems:
+        said = str(each).partition("\nhint:")[0]
+        yield Check(what=variable.name, verdict=Verdict.PROBLEM, found=said, hint=each.hint, code=each.code)
     if not problems:
         found = f"backend {config.backend}; {seam.title} sets the role"
         yield Check(what=variable.name, verdict=Verdict.OK, found=found)

@@ -250,3 +250,10 @@ def test_a_file_with_a_secret_in_it_is_private(toml: Path) -> None:
     keys = read_config(toml, {}).config.keys
     assert keys is not None
     assert keys.secret == secret
+
+
+def test_a_role_that_is_missing_or_wrong_has_a_hint_with_all_of_them() -> None:
+    for given in ({"backend": "tcp"}, {"backend": "tcp", "role": "sender"}):
+        with pytest.raises(ConfigError) as error:
+            LinkConfig.read(given)
+        assert error.value.hint == "'role' is one of 'prefill', 'decode', 'both'"

@@ -45,7 +45,7 @@ def test_every_error_code_in_the_source_is_documented_and_no_other() -> None:
         r'code(?::\s*str)?\s*=\s*"([a-z_.]+)"',
         r'_code\s*=\s*"([a-z_.]+)"',
         r'_code: ClassVar\[str\] = "([a-z_.]+)"',
-        r'reason_for\(\s*"([a-z_.]+)"',
+        r'(?:reason_for|fail_late)\(\s*"([a-z_.]+)"',
         r'room_reason\([^"]*"([a-z_.]+)"',
         r'self\._reason\(\s*"([a-z_.]+)"',
         r'\bReason\(\s*"([a-z_.]+)"',

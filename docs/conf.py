@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from docutils import nodes
+from sphinx.util import logging
 
 import statelink
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from sphinx.environment import BuildEnvironment
 
 HERE = Path(__file__).parent
+logger = logging.getLogger(__name__)
 
 project = "Statelink"
 author = "the Statelink authors"
@@ -63,6 +65,7 @@ default_role = "py:obj"
 nitpick_ignore_regex = [("py:class", ".*"), ("py:obj", r".*\.(Remote|Place)T")]
 
 LINK = re.compile(r"\[(?P<text>[^]]+)\]\((?P<target>\.\./[^)#]+)(?:#[^)]*)?\)")
+BACK = re.compile(r'(?P<href>class="viewcode-back" href="[^"#]*#)(?P<name>[^"]+)')
 LISTED = re.compile(r"^- \[[^]]+\]\((?P<page>[\w/.-]+)\.md\)", re.MULTILINE)
 
 
@@ -124,6 +127,24 @@ def on_missing(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: 
     return found if isinstance(found, nodes.Element) else None
 
 
+def on_source_page(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    """Lead each link from a page of source back to where its name is documented.
+
+    ``viewcode`` takes all names of a private module for those of one public module, and two may share it.
+    """
+    if not page.startswith("_modules/"):
+        return
+    domain: Any = app.env.get_domain("py")
+
+    def documented(match: re.Match[str]) -> str:
+        name = match["name"] if match["name"] in domain.objects else public_name(match["name"])
+        if name not in domain.objects:
+            logger.warning("%s links back to %s, which is documented nowhere", page, match["name"])
+        return f"{match['href']}{name}"
+
+    context["body"] = BACK.sub(documented, context["body"])
+
+
 def on_docstring(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
     """Keep napoleon from taking the first words of a property's docstring for a type, where a colon follows them."""
     if what in ("attribute", "data", "property"):
@@ -135,3 +156,4 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", on_docstring, priority=400)
     app.connect("source-read", on_read)
     app.connect("missing-reference", on_missing)
+    app.connect("html-page-context", on_source_page)

@@ -66,7 +66,7 @@ FOUND := build/tests
 
 .PHONY: help setup demo check test again matrix docs third-party release-check soak bench figures gpu engine-sglang engine-sglang-smoke \
   engine-sglang-bench engine-sglang-differences engine-vllm engine-vllm-smoke engine-vllm-bench engine-vllm-differences \
-  engine-cross engine-cross-smoke engine-dynamo engine-dynamo-smoke engine-window conform-mori fix clean distclean libraries
+  engine-cross engine-cross-smoke engine-dynamo engine-dynamo-smoke engine-window conform-mori try-sglang try-vllm fix clean distclean libraries
 
 help: ## List the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do \
@@ -112,8 +112,9 @@ matrix: $(DEV) ## Write docs/matrix.md, what moves over what, from the last whol
 	$(BIN)/python -m tools.matrix $(FOUND)/*.json $(if $(CI),,--write)
 
 # Strict: a page that is in no list of docs/index.md, a link or an anchor that leads nowhere, and a name in a docstring that is
-# not documented are errors.
+# not documented are errors. Sphinx makes a page of source again only after its module has changed, whatever links to it.
 docs: $(DOCS) ## Build the documentation site: build/docs/index.html
+	@rm -rf build/docs/_modules
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky --fresh-env -d build/docs-cache docs build/docs
 
 # Type-checked from outside, against the core that is installed there.
@@ -193,6 +194,9 @@ engine-sglang: ## Run SGLang, unmodified, with Statelink: real pools, real serve
 engine-sglang-smoke: ## The part of engine-sglang that takes minutes: what is installed, the pools, one pair for each backend
 	@$(ENGINE_SGLANG) -m smoke $(ARGS)
 
+try-sglang: ## Try it without a card: a tiny pair of SGLang's servers behind its router, beside one server
+	@$(SGLANG_PYTHON); PYTHONPATH=adapters/sglang/tests:adapters/testing "$$python" -W ignore -m support.try_pair
+
 engine-sglang-bench: ## Measure SGLang's own connectors and Statelink in turn, and write build/bench/sglang.json: ARGS="--help"
 	@$(SGLANG_PYTHON); PYTHONPATH=adapters/sglang/tests:adapters/testing "$$python" -W ignore -m benchmarks.sglang $(ARGS)
 
@@ -206,6 +210,9 @@ engine-vllm: ## Run vLLM, unmodified, with Statelink: engines in processes, real
 
 engine-vllm-smoke: ## The part of engine-vllm that takes minutes: what is installed, the caches, one pair for each backend
 	@$(ENGINE_VLLM) -m smoke $(ARGS)
+
+try-vllm: ## Try it without a card: a tiny pair of vLLM's servers, beside one server
+	@$(VLLM_PYTHON); PYTHONPATH=adapters/vllm/tests:adapters/testing "$$python" -W ignore -m support.try_pair
 
 engine-vllm-bench: ## Measure vLLM's own NIXL connector and Statelink in turn, and write build/bench/vllm.json: ARGS="--help"
 	@$(VLLM_PYTHON); PYTHONPATH=adapters/vllm/tests:adapters/testing "$$python" -W ignore -m benchmarks.vllm $(ARGS)

@@ -1,4 +1,4 @@
-"""Real SGLang servers whose prefill has a hierarchical cache: pages that come back from host or files are moved, too."""
+"""Real SGLang servers whose prefill has a hierarchical cache: pages that come back from host or files move, too."""
 
 from __future__ import annotations
 

@@ -51,7 +51,8 @@ def run(
         reuse: How ids are used again, if it matters. Where uses are counted, no process is killed, stopped or put on
             another clock: nothing could tell what it never took up.
         both: Let every process send and receive.
-        takes_back: Let engines take memory of failed rooms back before there is proof; for staged components.
+        takes_back: Let engines and operators take memory of failed rooms back before there is proof; for staged
+            components.
         directory: Let a directory say where an instance is.
         mixed: Let engines state which request a room is for, and a router mix some of them up.
         crowded: Let many small requests go at once, over a library whose batches may carry several of them.
@@ -166,14 +167,13 @@ def hurry(world: World, rng: random.Random) -> None:
 
 
 def take_back(world: World, rng: random.Random) -> None:
-    """An engine takes memory back that is not proven to be quiet."""
+    """An engine takes memory back that is not proven to be quiet, unless the operator's option does."""
     if rng.random() < 0.05:
         process = rng.choice(world.places)
         waiting = [held for held in process.held.values() if held.ended is not None and not held.handle.quiesced]
-        if waiting and process.alive and not process.paused:
-            held = rng.choice(waiting)
-            held.handle.take_back()
-            world.counts["taken back"] += held.handle.taken_back
+        operator = process.context.config.take_back_after is not None
+        if waiting and process.alive and not process.paused and not operator:
+            rng.choice(waiting).handle.take_back()
 
 
 def explore(steps: int, seed: int, *, staged: bool = False) -> Counter[str]:

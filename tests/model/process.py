@@ -38,6 +38,8 @@ __all__ = ["PAGE", "PAGES", "SLOTS", "WIDTH", "Held", "Process"]
 PAGE, PAGES, SLOTS, WIDTH = 2, 24, 8, 4
 """Tokens of a page, pages and slots of a pool, bytes of a token or row."""
 FREE = -1
+TAKE_BACK_SECONDS = 0.02
+"""Where memory is taken back without proof, every other process has this option ``take_back_after``."""
 
 Pool = npt.NDArray[np.uint8]
 
@@ -111,6 +113,7 @@ class Process:
         self.world = world
         self.role = role
         self.model = model
+        self.number = number
         self.rank = rank
         self.address = address
         self.name = f"{role}.{rank[0]}-{number}"
@@ -145,6 +148,7 @@ class Process:
             deadline=world.LIFETIME if world.shape.reuse == "counted" else world.DEADLINE,
             heartbeat=0.5,
             liveness=2.0,
+            take_back_after=TAKE_BACK_SECONDS if world.shape.takes_back and self.number % 2 else None,
             inspect=False,
         )
         channel: Any = SimChannel(world.network, self)
@@ -306,6 +310,18 @@ class Process:
             if self.rows[layer][held.slot].tobytes() != held.request.bytes_at(layer, -1).tobytes():
                 raise Defect(f"{self.name}: {held.request} succeeded without its slot")
 
+    def _check_unasked(self, handle: Sending | Receiving) -> None:
+        """See that memory is not free while it is granted to a rank that was never asked, and so said nothing of it.
+
+        Raises:
+            Defect: It is.
+        """
+        if isinstance(handle, Receiving) and not handle.taken_back:
+            room, generation = handle.room, handle._state.generation
+            for name, writer in handle._state._writers.items():
+                if not writer.in_flight.asked and (name, room, generation) in self.backend.open:
+                    raise Defect(f"{self.name}: memory of room {room} is free, and granted to {name}")
+
     def look(self) -> None:
         """What a scheduler does in every turn: see what became of its requests.
 
@@ -331,5 +347,8 @@ class Process:
                 if status is Status.SUCCEEDED and isinstance(held.handle, Receiving):
                     self.verify(held)
             if held.ended is not None and held.handle.quiesced:
+                by = "engine" if self.context.config.take_back_after is None else "operator"
+                self.world.counts[f"taken back by the {by}"] += held.handle.taken_back
+                self._check_unasked(held.handle)
                 self.release(held)
                 del self.held[number]

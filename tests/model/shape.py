@@ -30,7 +30,8 @@ class Shape(NamedTuple):
         both: Whether every process sends and receives, under the same ids.
         prompt: Whether no call of the library blocks. Then memory's owner can stop the bytes.
         directory: Whether decode's engine names an instance, and a directory says where it is, sometimes late.
-        takes_back: Whether engines take memory of failed rooms back before there is proof. Then everything is staged,
+        takes_back: Whether memory of failed rooms is taken back before there is proof, on every other process by the
+            option ``take_back_after``, and on the others by engines. Then everything is staged,
             so that nobody writes to that memory but the process itself.
         mixed: Whether engines state which request a room is for, and a router sometimes gives one of them another
             request under the same id.

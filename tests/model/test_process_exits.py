@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from statelink.backend import Fence
+from statelink.link.decode._in_flight import Proof
 from statelink.link.decode._process_exits import ProcessExits
 from statelink.registry import load_backend
 
@@ -25,7 +26,7 @@ class Clock:
         self.time = 0.0
         self._declared = capabilities
 
-    def exits(self, landed: Callable[[Any], None]) -> ProcessExits:
+    def exits(self, landed: Callable[[Any, Proof], None]) -> ProcessExits:
         """Its own loop and workers are this clock."""
         workers: Any = SimpleNamespace(poll=self._poll)
         loop: Any = self
@@ -46,7 +47,7 @@ class Clock:
 def test_it_waits_as_long_as_declared(declared: dict[str, Any], seconds: float) -> None:
     """In rounds in which the backend is called, since some libraries land nothing otherwise."""
     clock, landed = Clock(**declared), list[tuple[str, float]]()
-    exits = clock.exits(lambda rank: landed.append((rank.name, clock.time)))
+    exits = clock.exits(lambda rank, proof: landed.append((rank.name, clock.time)))
     ranks: Any = [SimpleNamespace(name="dead", exited=True), SimpleNamespace(name="alive", exited=False)]
     exits.look(ranks)
     assert [name for name, _ in landed] == ["dead"]
@@ -57,15 +58,15 @@ def test_it_waits_as_long_as_declared(declared: dict[str, Any], seconds: float) 
 def test_a_poll_that_raised_proves_nothing() -> None:
     clock, landed = Clock(broken=3), list[Any]()
     ranks: Any = [SimpleNamespace(name="dead", exited=True)]
-    clock.exits(landed.append).look(ranks)
-    assert landed == ranks
+    clock.exits(lambda *found: landed.append(found)).look(ranks)
+    assert landed == [(ranks[0], Proof.EXITED)]
     assert clock.polled == 3 + 20
 
 
 def test_without_a_fence_the_end_of_a_process_proves_nothing() -> None:
     clock, landed = Clock(target=Fence.NONE), list[Any]()
     ranks: Any = [SimpleNamespace(name="dead", exited=True)]
-    clock.exits(landed.append).look(ranks)
+    clock.exits(lambda *found: landed.append(found)).look(ranks)
     assert (landed, clock.polled) == ([], 0)
 
 

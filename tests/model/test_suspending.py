@@ -66,7 +66,7 @@ def test_a_control_thread_that_is_late_does_not_suspend_the_link_later() -> None
 def test_transfers_that_no_room_is_known_for_are_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     with link_of("both") as link:
         with monkeypatch.context() as patch:
-            patch.setattr(link._decode, "moves", lambda: True)
+            patch.setattr(link._decode, "busy", lambda: True)
             with pytest.raises(RoomError, match="the link cannot be suspended"):
                 link.suspend(0.0)
         assert goes_on(link)

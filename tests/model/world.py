@@ -264,6 +264,9 @@ class World:
         ):
             if not process.alive:
                 continue
+            room = process.link._decode._room(*use) if side and process.link._decode is not None else None
+            if side and (room is None or room.memory.proven):
+                raise Defect(f"bytes land in memory of {process.name} for room {use[0]}, which is proven to be quiet")
             if any(0 <= address - ring.memory.address < ring.memory.nbytes for ring in process.rings):
                 self.counts["staged blocks"] += side
                 self._own_space(process, use, lent[side], lease_at(process, address, nbytes), peer)

@@ -36,10 +36,7 @@ class Role(Protocol):
         """Send goodbyes to all peers."""
 
     def busy(self) -> bool:
-        """Whether transfers are in flight, or memory waits for writers to drain."""
-
-    def moves(self) -> bool:
-        """Whether transfers of this side are in flight."""
+        """Whether it is not proven of the memory of every ended room that nothing touches it."""
 
     def suspend(self) -> None:
         """Say goodbye to all peers, and forget them. Connect to no peer until `resume`."""
@@ -159,7 +156,7 @@ class Control:
             role.beat(now, late if late > heartbeat else 0.0)
 
     def suspend(self, timeout: float) -> bool:
-        """Wait until no transfer is in flight, for ``timeout`` seconds at most, and then forget all peers.
+        """Wait for proof that all memory is quiet, for ``timeout`` seconds at most, and then forget all peers.
 
         Blocks; called on the engine's thread. Returns whether the peers are forgotten. If not, the roles go on.
         """
@@ -169,7 +166,7 @@ class Control:
 
         # Runs on the control thread.
         def again() -> None:
-            if not any(role.moves() for role in self.roles):
+            if not any(role.busy() for role in self.roles):
                 errand.do(self._suspend)
             elif context.now() < until:
                 context.after(0.005, again)

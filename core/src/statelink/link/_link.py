@@ -308,12 +308,12 @@ class Link:
         (``closed.suspended``). Does nothing if the link is suspended.
 
         Args:
-            timeout: Seconds to wait for the memory of rooms that have ended, and for the backend.
+            timeout: Seconds to wait for proof that the memory of ended rooms is quiet, and for the backend.
 
         Raises:
-            RoomError: A room has not ended, or its memory has not quiesced in time (``room.unfinished``): see
-                `Room.abort` and `Room.take_back`. Or the link's control thread is late, or ``timeout`` is no number.
-                The link goes on as before.
+            RoomError: A room has not ended (see `Room.abort`), or there was no proof in time that nothing touches its
+                memory, also if it was taken back (``room.unfinished``). Or the link's control thread is late, or
+                ``timeout`` is no number. The link goes on as before.
             TransferError: The backend could not unregister the memory in time. The memory may still be registered, and
                 the link is suspended: only `resume` and `close` help.
             ClosedError: The link is closed.
@@ -337,7 +337,7 @@ class Link:
                     self._table.unshut()
             if not told:
                 kept = kept or [state.room for state in self._table.unproven()]
-                hint = "wait longer; take memory back with take_back() if nobody can say when it is quiet"
+                hint = "wait longer; if nobody can say when memory is quiet, close this link and open another one"
                 raise unfinished(self._context, kept, "have ended, and transfers of theirs may be in flight", hint)
             self._suspended = True
             self._context.deregister(max(0.5, until - time.monotonic()))

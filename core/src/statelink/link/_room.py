@@ -199,8 +199,8 @@ class Room:
 
         On decode, bytes of this request may still be written to the memory while another request uses it. On prefill,
         bytes of another request may be sent in place of this one's. Decode's room has failed, so nobody uses them.
-        Only the engine's memory is taken back: space in staging rings stays quarantined until there is proof. It does
-        nothing if the memory has quiesced.
+        Only the engine's memory is taken back: space in staging rings stays quarantined until there is proof. Until
+        then, the link cannot be suspended, and `Link.close` returns false. It does nothing if the memory has quiesced.
 
         Args:
             why: For the log, and for the reason of a room that had not ended.

@@ -89,8 +89,8 @@ class RoomState:
     """When the room went on from bootstrapping."""
     _over: float | None = None
     """When the room ended."""
-    _wanted: str | None = None
-    """Why the engine wants the memory back without proof; ``None`` if it does not."""
+    _wanted: tuple[str, str] | None = None
+    """Who wants the memory back without proof (``engine`` or ``take_back_after``), and why; ``None`` if nobody does."""
     _told_taken_back = False
     _chunks = 0
 
@@ -252,7 +252,10 @@ class RoomState:
     # The memory that this side named.
 
     def _memory_is_quiet(self, quiet: bool) -> None:
-        """Take note of whether the memory may still be touched, as far as the control thread knows. Control thread."""
+        """Take note of whether the memory may still be touched, as far as the control thread knows. Control thread.
+
+        Only `update_memory` calls this, with what each side follows as in flight.
+        """
         if quiet and self.memory.prove():
             self._table.changed(self)
         elif self._wanted is not None:
@@ -271,24 +274,24 @@ class RoomState:
     def _take_back_now(self, why: str) -> None:
         if self.status not in ENDED:
             self.abort(why)
-        self._wanted = why
+        self._want_back("engine", why)
+
+    def _want_back(self, by: str, why: str) -> None:
+        """Take the memory back without proof, once this process does not touch it. Control thread; see `_wanted`."""
+        self._wanted = self._wanted or (by, why)
         self._maybe_take_back()
 
     def _maybe_take_back(self) -> None:
-        """Take the memory back that the engine wants back, unless this process touches it. Control thread."""
+        """Take the memory back that somebody wants back, unless this process touches it. Control thread."""
         if self._wanted is None or self._told_taken_back or not self.memory.take_back(self._touches):
             return
-        self._tell_taken_back("engine", self._wanted)
+        self._told_taken_back = True
+        by, why = self._wanted
+        waits = self.held()[1]
+        log.warning("room %d: memory is taken back without proof, by %s: %s; %s", self.room, by, why, waits)
+        self._table.taken_back(self, by)
         self._table.changed(self)
         self._table.forget(self)
-
-    def _tell_taken_back(self, by: str, why: str) -> None:
-        """Log and count, once, that the memory is taken back. ``by`` is ``engine`` or ``take_back_after``."""
-        if not self._told_taken_back:
-            self._told_taken_back = self.memory.taken_back = True
-            waits = self.held()[1]
-            log.warning("room %d: memory is taken back without proof, by %s: %s; %s", self.room, by, why, waits)
-            self._table.taken_back(self, by)
 
     def _touches(self) -> bool:
         """Whether code of this process may still write to the memory. Any thread."""

@@ -225,6 +225,10 @@ class Rooms(Generic[AnyState]):
         found = [*(state for state, _ in self._table.all()), *self._table.unproven()]
         return [state for state in found if isinstance(state, self._kind)]
 
+    def unproven(self) -> list[AnyState]:
+        """Rooms of this role that have ended, and for which there is no proof that they have quiesced. Any thread."""
+        return [room for room in self.all() if room.status in ENDED and not room.memory.proven]
+
     def with_id(self, room: int) -> Sequence[AnyState]:
         """The room with this id, and those that had it and whose memory was taken back without proof. Any thread."""
         entry = self._by_id.get(room)

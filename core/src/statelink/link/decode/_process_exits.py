@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from statelink.backend import Fence
 
+from ._in_flight import Proof
+
 if TYPE_CHECKING:
     from statelink.backend import Capabilities
     from statelink.link.runtime import Loop, Workers
@@ -35,11 +37,11 @@ class ProcessExits:
         loop: The control thread's loop.
         workers: The data threads, which poll the backend.
         declared: What the backend declares.
-        landed: Called with each such rank once the wait is over.
+        landed: Called with each such rank, and the proof, once the wait is over.
     """
 
     def __init__(
-        self, loop: Loop, workers: Workers, declared: Capabilities, landed: Callable[[PrefillRank], None]
+        self, loop: Loop, workers: Workers, declared: Capabilities, landed: Callable[[PrefillRank, Proof], None]
     ) -> None:
         self._loop = loop
         self._workers = workers
@@ -59,7 +61,7 @@ class ProcessExits:
     def _wait(self, rank: PrefillRank, rounds: int) -> None:
         if not rounds:
             self._waiting.discard(rank.name)
-            self._landed(rank)
+            self._landed(rank, Proof.EXITED)
             return
 
         # Runs on the control thread after a data thread has polled. So both threads have run in this round. If the

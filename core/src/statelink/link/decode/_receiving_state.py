@@ -13,6 +13,7 @@ from statelink.link._status import ENDED, Status
 from statelink.link.peers import InstanceState
 from statelink.link.runtime import reason_of
 
+from ._in_flight import Proof
 from ._writer import Writer
 
 if TYPE_CHECKING:
@@ -164,10 +165,7 @@ class ReceivingState(RoomState):
 
     def _request(self) -> None:
         if self.status in ENDED:
-            for writer in self._writers.values():
-                writer.in_flight.drained = True  # its request was never sent
-            self._after_change()
-            return
+            return  # nobody was asked; where there are grants, they are being revoked
         for name, writer in self._writers.items():
             if not writer.ask(self.deadline - self.opened, self._unmet.named(self.room, name)):
                 self.fail(self.reason_for("peer.send", "a request could not be sent", peer=name))
@@ -197,7 +195,7 @@ class ReceivingState(RoomState):
         elif isinstance(message, wire.Failed):
             self.fail(message.reason)
         elif isinstance(message, wire.Drained):
-            self.drained(name)
+            self.drained(name, Proof.DRAINED)
         elif self.status not in ENDED:
             writer.note(message.component, message.payload, self._hook_ended)
 
@@ -222,11 +220,11 @@ class ReceivingState(RoomState):
         self._chunks = max(self._chunks, number + 1)
         writer.chunk(number, message.granules, message.layers, self._hook_ended)
 
-    def drained(self, name: str) -> None:
+    def drained(self, name: str, proof: Proof) -> None:
         """No write of a rank can land any more."""
         writer = self._writers.get(name)
         if writer is not None:
-            writer.in_flight.drained = True
+            writer.in_flight.prove(proof)
             self._after_change()
 
     def rank_lost(self, rank: PrefillRank, why: str) -> None:
@@ -276,7 +274,7 @@ class ReceivingState(RoomState):
             return
         for writer in writers:
             self._count_moved(writer.moved)
-        self._memory_is_quiet(True)
+        self.update_memory()
         self.step(Status.SUCCEEDED)
         for writer in writers:
             writer.say_received()
@@ -322,16 +320,10 @@ class ReceivingState(RoomState):
         if seconds is not None and not self.memory.proven:
             self.context.after(seconds, lambda: self._take_back_after(seconds))
 
-    def _take_back_after(self, after: float) -> None:
-        """Take every writer for drained without proof, as the operator chose with 'take_back_after'.
-
-        This gives back the room's memory, and its space in rings.
-        """
-        names = [rank.name for rank in self.undrained()]
-        if names:
-            self._tell_taken_back("take_back_after", f"{after:.1f} s after the failure")
-        for name in names:
-            self.drained(name)
+    def _take_back_after(self, seconds: float) -> None:
+        """Take the memory back, if it has not quiesced, as the operator chose with 'take_back_after'."""
+        if not self.memory.quiesced:
+            self._want_back("take_back_after", f"{seconds:.1f} s after the failure")
 
     def _touches(self) -> bool:
         return any(writer.in_flight.working for writer in self.writers)
@@ -376,9 +368,10 @@ class ReceivingState(RoomState):
             self._instance.leave(self)
 
     def update_memory(self) -> None:
-        """See `RoomState.update_memory`."""
+        """See `RoomState.update_memory`. A room that goes on needs its memory, until all bytes are visible in it."""
         in_flight = any([bool(writer.in_flight) for writer in self._writers.values()])
-        self._memory_is_quiet(not in_flight and (self.status in ENDED or self._accepted is None))
+        over = self._visible or self.status in ENDED or self._accepted is None
+        self._memory_is_quiet(over and not in_flight)
         self._table.forget(self)
 
     # Words.

@@ -11,9 +11,9 @@ from statelink import wire
 from statelink.errors import RoomError
 from statelink.link._room_state import room_reason
 from statelink.link._room_table import Rooms
-from statelink.link._status import ENDED
 from statelink.plan import needs_tokens, unknown_pages
 
+from ._in_flight import Proof
 from ._instances import Instances
 from ._postponed import Declines, Leases
 from ._process_exits import ProcessExits
@@ -179,11 +179,10 @@ class DecodeRole:
     def handle(self, message: wire.Message, address: str) -> None:
         """A message from a link that this one dialled, at ``address``."""
         if isinstance(message, wire.Unknown):
-            # The request reached a process that does not know this link, and that will never write for it.
             for rank in self._instances.at(address) if message.room else ():
                 room = self._room(message.room, message.generation)
                 if room is not None:
-                    room.drained(rank.name)
+                    room.drained(rank.name, Proof.UNKNOWN)
         speakers = self._instances.speakers(message, address)
         if isinstance(message, ABOUT_ROOM):
             for rank in speakers:
@@ -191,7 +190,7 @@ class DecodeRole:
             return
         for rank in speakers:
             if isinstance(message, wire.Bye) and message.drained and rank.may_leave(message):
-                self._drained(rank)
+                self._drained(rank, Proof.DRAINED)
         self._instances.handle(message, address)
 
     def handle_sibling(self, message: wire.Message) -> None:
@@ -212,10 +211,10 @@ class DecodeRole:
             return current
         return next((room for room in self._rooms.with_id(number) if room.generation == generation), None)
 
-    def _drained(self, rank: PrefillRank) -> None:
-        """No write of a rank can land any more: it said so when it closed, or its process has ended."""
+    def _drained(self, rank: PrefillRank, proof: Proof) -> None:
+        """No write of a rank can land any more, for whatever room."""
         for room in self._rooms.all():
-            room.drained(rank.name)
+            room.drained(rank.name, proof)
 
     # Time and the end.
 
@@ -224,16 +223,12 @@ class DecodeRole:
         self._instances.beat(now, late)
         self._declines.beat(now)
         self._leases.beat(now)
-        undrained = [rank for room in self._quarantined() for rank in room.undrained()]
+        undrained = [rank for room in self._rooms.unproven() for rank in room.undrained()]
         self._exits.look({rank.name: rank for rank in undrained}.values())
 
     def busy(self) -> bool:
         """See `Role.busy`."""
-        return bool(self._quarantined())
-
-    def moves(self) -> bool:
-        """See `Role.moves`: decode starts no transfers, but hooks of strategies may."""
-        return any(writer.in_flight.working for room in self._rooms.all() for writer in room.writers)
+        return bool(self._rooms.unproven())
 
     def suspend(self) -> None:
         """See `Role.suspend`."""
@@ -246,10 +241,6 @@ class DecodeRole:
     def close(self) -> None:
         """See `Role.close`."""
         self._instances.close()
-
-    def _quarantined(self) -> list[ReceivingState]:
-        """Rooms that have ended, and for which there is no proof that they have quiesced."""
-        return [room for room in self._rooms.all() if room.status in ENDED and not room.memory.proven]
 
     # What is seen from outside. Any thread.
 

@@ -15,7 +15,7 @@ from statelink.link._room_state import room_reason
 from statelink.link._verify import differing
 from statelink.link.runtime import BackendDefect
 
-from ._in_flight import WriterInFlight
+from ._in_flight import Proof, WriterInFlight
 from ._receive_context import ReceiveHookContext
 
 if TYPE_CHECKING:
@@ -181,7 +181,8 @@ class Writer:
 
     def finish(self, message: wire.Finished) -> Reason | None:
         """Take its last message. Returns why the room fails, if its numbers are not those that this side computed."""
-        self.finished = self.in_flight.drained = True
+        self.finished = True
+        self.in_flight.prove(Proof.FINISHED)
         if self._accepted.least != self._accepted.tokens:
             self._know(message.tokens)
         self.moved, self._digests = message.moved, message.digests
@@ -264,20 +265,20 @@ class Writer:
 
     def abort(self, then: Done) -> None:
         """The room failed: call the hooks' ``abort``, and count a writer without a request as drained."""
-        if not self.in_flight.asked:
+        if not self.in_flight.asked and self._context.fencing is None:
             # Without a fence, only a request lets it write. With a fence, a data thread may be about to grant memory to
             # it. `revoke` runs after that. Only then it has drained.
-            self.in_flight.drained = self.in_flight.drained or self._context.fencing is None
+            self.in_flight.prove(Proof.UNASKED)
         for name, hook in self._acting.items():
             if type(hook).abort is not ReceiveHook.abort:
                 self._run(name, partial(hook.abort, self._context_of(name)), then)
 
-    def revoke(self, closed: Callable[[str], None]) -> None:
+    def revoke(self, closed: Callable[[str, Proof], None]) -> None:
         """Revoke the writer's grant. Does nothing if this side's backend cannot revoke.
 
         Args:
-            closed: Called on the control thread with the rank's name, once no write of it can land, unless it had
-                drained before.
+            closed: Called on the control thread with the rank's name and the proof, once no write of it can land,
+                unless it had drained before.
         """
         fencing, accepted, name = self._context.fencing, self._accepted, self.rank.name
         if fencing is None:
@@ -290,7 +291,7 @@ class Writer:
             if not isinstance(transfer, Transfer):
                 raise BackendDefect.returned(self._context.backend, "`revoke` returned", transfer, "a Transfer")
             if transfer.outcome is None or not self.in_flight.drained:
-                workers.watch(transfer, lambda ok, _: closed(name) if ok else None)
+                workers.watch(transfer, lambda ok, _: closed(name, Proof.REVOKED) if ok else None)
 
         prompt = self._context.backend.capabilities.prompt_fences
         (workers.submit_promptly if prompt else workers.fences.submit)(("room", accepted.room), job)

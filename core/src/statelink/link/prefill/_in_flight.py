@@ -44,13 +44,11 @@ class DeliveryInFlight:
 
     Attributes:
         jobs: Jobs of pushes whose results have not come back, and polls that are under way.
-        exited: Whether the destination's process has ended. Then nothing counts as in flight to it.
         unsettled: Per side, why it is not certain that the bytes of a failed transfer have stopped.
     """
 
     def __init__(self, loop: Loop, workers: Workers, rank: DecodeRank) -> None:
         self.jobs = 0
-        self.exited = False
         self.unsettled: dict[Side, str] = {}
         self._loop = loop
         self._workers = workers
@@ -61,22 +59,24 @@ class DeliveryInFlight:
         """Transfers that failed and are not settled. The backend may settle them later."""
         self._polls_running = False
         self._polls_strays = False
+        self._exited = False
+        """Whether the destination's process has ended. Then nothing counts as in flight to it."""
         self._unknown = False
         """Whether ``submit`` raised what it must not, so that it is not known what became of a batch."""
 
     def on(self, side: Side) -> bool:
         """Whether a transfer may still read this side's memory (`Side.SOURCE`), or write to the destination's."""
-        return self.running or (bool(self.unsettled) and not self.exited and side in self.unsettled)
+        return self.running or (bool(self.unsettled) and not self._exited and side in self.unsettled)
 
     @property
     def running(self) -> bool:
         """Whether a job or a transfer is under way whose end this side will see."""
-        return bool(self.jobs or (self._running and not self.exited))
+        return bool(self.jobs or (self._running and not self._exited))
 
     @property
     def unproven(self) -> bool:
         """Whether a failed write may land in the destination's memory, and nobody knows when it has."""
-        return not self.exited and Side.TARGET in self.unsettled
+        return not self._exited and Side.TARGET in self.unsettled
 
     def moved(self, moving: Moving) -> None:
         """The job of a push has ended."""
@@ -91,9 +91,9 @@ class DeliveryInFlight:
 
     def find_exit(self) -> bool:
         """If anything is in flight, look whether the destination's process has ended. Returns whether that is new."""
-        if self.exited or not self.on(Side.SOURCE) or not self._rank.exited:
+        if self._exited or not self.on(Side.SOURCE) or not self._rank.exited:
             return False
-        self.exited = True
+        self._exited = True
         return True
 
     def look_after(self, then: Callable[[], None]) -> None:
@@ -102,7 +102,7 @@ class DeliveryInFlight:
         Args:
             then: Called on the control thread once some transfers have ended, and when it is time to call this again.
         """
-        if self._running and not self.jobs and not self.exited:
+        if self._running and not self.jobs and not self._exited:
             # One poll at a time, and one pause: each end of a pause calls this for every destination of the room.
             if not self._polls_running:
                 self._polls_running = True

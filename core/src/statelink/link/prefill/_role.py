@@ -8,7 +8,6 @@ from statelink import wire
 from statelink._logs import logger
 from statelink.backend import Side
 from statelink.link._room_table import Rooms
-from statelink.link._status import Status
 
 from ._decode_ranks import DecodeRanks
 from ._in_flight import UsesInFlight
@@ -164,17 +163,12 @@ class PrefillRole:
         """See `Role.beat`."""
         self._ranks.beat(now, late)
         self._siblings.beat()
-        for room in self._rooms.all():
-            if room.status is Status.FAILED and not room.memory.proven:
-                room.look_for_exits()
+        for room in self._rooms.unproven():
+            room.look_for_exits()
 
     def busy(self) -> bool:
         """See `Role.busy`."""
-        return any(each.in_flight.running for room in self._rooms.all() for each in room.deliveries)
-
-    def moves(self) -> bool:
-        """See `Role.moves`."""
-        return self.busy()
+        return bool(self._rooms.unproven())
 
     def suspend(self) -> None:
         """See `Role.suspend`."""

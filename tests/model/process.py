@@ -17,6 +17,7 @@ from statelink.backend import BackendContext, Strategy
 from statelink.config import LinkConfig
 from statelink.errors import PeerError
 from statelink.link import Context, Link, Receiving, Sending, StaticRendezvous, Status
+from statelink.link.decode._in_flight import Proof
 from statelink.registry import plugin_manager
 
 from .library import MoverBackend, OwnerBackend, PromptBackend, SimBackend
@@ -311,7 +312,7 @@ class Process:
                 raise Defect(f"{self.name}: {held.request} succeeded without its slot")
 
     def _check_unasked(self, handle: Sending | Receiving) -> None:
-        """See that memory is not free while it is granted to a rank that was never asked, and so said nothing of it.
+        """See that memory is not free while it is granted to a rank that was never asked, unless that rank says so.
 
         Raises:
             Defect: It is.
@@ -319,7 +320,8 @@ class Process:
         if isinstance(handle, Receiving) and not handle.taken_back:
             room, generation = handle.room, handle._state.generation
             for name, writer in handle._state._writers.items():
-                if not writer.in_flight.asked and (name, room, generation) in self.backend.open:
+                silent = not writer.in_flight.asked and writer.in_flight.proof is not Proof.DRAINED
+                if silent and (name, room, generation) in self.backend.open:
                     raise Defect(f"{self.name}: memory of room {room} is free, and granted to {name}")
 
     def look(self) -> None:

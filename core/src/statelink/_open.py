@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -37,6 +36,7 @@ from statelink.wire import (
     data_hosts,
     host_of,
     is_loopback,
+    link_name,
     no_descriptors,
 )
 
@@ -152,7 +152,7 @@ def _open(
         if rendezvous is not None and settings.rendezvous:
             what = "two rendezvous are given"
             raise ConfigError(what, cause="one in the configuration, and one as an argument", backend=settings.backend)
-        name = f"{inventory.instance[:48]}.{inventory.rank}-{secrets.token_hex(8)}"
+        name = link_name(f"{inventory.instance[:40]}.{inventory.rank}", settled["keys"])
         slot = held(opened, partial(LinkSlot, picked.kind, name), LinkSlot.free)
 
         def check_again() -> Checked:

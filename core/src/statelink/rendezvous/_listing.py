@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import secrets
 import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
@@ -100,7 +99,7 @@ def list_instances(config: LinkConfig, *, keys: wire.Keys | None, page: int = PA
 
 def _listed(address: str, keys: wire.Keys | None) -> list[wire.Listed]:
     server = wire.parse_endpoint(address)
-    name = f"list-{secrets.token_hex(8)}"
+    name = wire.link_name("list", keys)
     channel = wire.Channel(name, "", advertise="", keys=keys, insecure=False, kinds=wire.RENDEZVOUS_KINDS)
     try:
         channel.dial(server)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 import socket
 import threading
 import time
@@ -64,7 +63,7 @@ class RendezvousServer:
         self._lifetime = lifetime
         self._registry = Registry(lifetime)
         self._early_until = time.monotonic() + lifetime  # by then, every rank that is there has registered again
-        self._name = f"rendezvous-{secrets.token_hex(8)}"
+        self._name = wire.link_name("rendezvous", keys)
         self._stopping = False
         self._lock = threading.Lock()
         with contextlib.ExitStack() as undo:

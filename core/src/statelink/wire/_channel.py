@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,12 +20,13 @@ from ._codec import decode, encode
 from ._dialling import Dialling, Trouble
 from ._frames import Frames, Watch
 from ._hosts import is_interface, numeric, only_this_host
+from ._keys import key_to_url
 from ._limits import MAX_FRAME, SMALL_MESSAGE_BYTES, limit_of
 from ._messages import KINDS, Hello
 from ._open_files import check_descriptors, check_dials
 from ._parts import PART, Parts, cut
 from ._rendezvous import MAX_RANKS
-from ._security import Endpoint, Gate, check_dial, check_listen, host_of, parse_endpoint, unbound
+from ._security import Endpoint, Gate, check_dial, check_listen, host_of, key_of, may_say, parse_endpoint, unbound
 
 if TYPE_CHECKING:
     from ._keys import Keys
@@ -47,11 +49,11 @@ MOST_SOCKETS = 4 * MAX_RANKS
 """Most sockets of ZeroMQ. A connection has three until a message comes, and all ranks of an instance may be silent. The
 library's own limit, 1,023, would allow 340 ranks."""
 MAX_ROUTES = 65536
-"""Most peers whose connections are remembered for answers, and most peers whose keys are remembered."""
+"""Most peers whose connections are remembered for answers."""
 HANDSHAKE_MS = 5000
 """Milliseconds for the set-up of a connection. A connection that is not ready by then is closed."""
 MARK = "#"
-"""Separates a link's name from the number of its connection, in a routing id."""
+"""Separates a link's name from what tells its connections apart, in a routing id."""
 _MARK = MARK.encode()
 BURST_MESSAGES = 256
 """Most messages taken from one socket before other sockets, timers and jobs get their turn."""
@@ -82,7 +84,7 @@ class Channel:
     Decode dials prefill. Answers come back over the same connection, so prefill need not know where decode listens.
 
     Args:
-        name: This link's name; peers see it as the routing id.
+        name: This link's name, as `link_name` makes it; peers see it in the routing id.
         listen: Where to listen; port 0 picks a free port. Of a range, the first free one is taken. If empty, the link
             does not listen, and nobody can dial it.
         advertise: Host under which peers reach it; the listening host when empty.
@@ -115,11 +117,9 @@ class Channel:
         self._keys = keys
         self._max_frame = max_frame
         self._kinds = kinds
-        self._owners: OrderedDict[str, str] = OrderedDict()
         self._parts, self._unintroduced = Parts(UNFINISHED), Parts(UNFINISHED_UNINTRODUCED)
         self._dialled: dict[str, zmq.Socket[Any]] = {}
         self._unheard: dict[str, Dialling] = {}
-        self._dials = itertools.count()
         self._routes: OrderedDict[str, bytes] = OrderedDict()
         self._latest: tuple[bytes, str] = b"", ""
         """Routing id and sender of the latest message of a peer that dialled this link: its route is noted."""
@@ -188,8 +188,8 @@ class Channel:
         return self._keys.allow if self._keys is not None else ()
 
     def key_of(self, name: str) -> str:
-        """The key of the link ``name``; empty if no link has used that name, or without security."""
-        return self._owners.get(name, "")
+        """The public key of a link that has sent a message under this name; empty without security."""
+        return key_of(name) if self._keys is not None else ""
 
     def count(self, error: WireError) -> None:
         """Count a frame that a peer should not have sent, and log some of them."""
@@ -251,8 +251,9 @@ class Channel:
             socket = self._socket(zmq.DEALER)
         except zmq.ZMQError as error:  # the process has no file descriptor left
             raise ConfigError(f"cannot dial {endpoint.address}", cause=str(error)) from error
-        # Each connection has an id of its own, so that a new connection is not mistaken for an earlier one.
-        socket.setsockopt_string(zmq.ROUTING_ID, f"{self.name}{MARK}{next(self._dials)}")
+        # Each connection has an id of its own, so that a new connection is not mistaken for an earlier one. Nobody can
+        # foresee it: the other side ignores a connection whose id another one has.
+        socket.setsockopt_string(zmq.ROUTING_ID, f"{self.name}{MARK}{secrets.token_urlsafe(8)}")
         socket.reconnect_ivl, socket.reconnect_ivl_max = 50, 1000
         dialling: Dialling | None = None
         try:
@@ -358,7 +359,7 @@ class Channel:
                 message = decode(frames, self._kinds)
                 if routing is None:
                     if dialled:
-                        self._note_owner(message.sender, dialled)
+                        _check_name(message.sender, dialled)
                 elif user or (routing, message.sender) != self._latest:
                     self._note_route(routing, message, user)
                 if address in self._unheard:
@@ -383,20 +384,12 @@ class Channel:
             return frames
         return parts.add(routing if address is None else address, frames, limit_of(kind))
 
-    def _note_owner(self, name: str, key: str) -> None:
-        """Bind a link name to the first key that uses it, so that one allowed peer cannot pose as another."""
-        if self._owners.setdefault(name, key) != key:
-            raise WireError("the sender's name is that of another key's link", cause=name[:80], code="wire.sender")
-        self._owners.move_to_end(name)
-        if len(self._owners) > MAX_ROUTES:
-            self._owners.popitem(last=False)
-
     def _note_route(self, routing: bytes, message: Message, key: str) -> None:
         """Remember the connection over which a peer spoke last. Answers go there."""
         if routing.rpartition(_MARK)[0] != message.sender.encode():
             raise WireError("the sender is not who is connected", cause=message.sender[:80], code="wire.sender")
         if key:
-            self._note_owner(message.sender, key)
+            _check_name(message.sender, key)
         self._latest = routing, message.sender
         self._routes[message.sender] = routing
         self._routes.move_to_end(message.sender)
@@ -415,3 +408,10 @@ class Channel:
         self._router.close()
         self._frames.close()
         self._context.destroy(linger=200)
+
+
+def _check_name(name: str, key: str) -> None:
+    """Drop a message under a name that the holder of the connection's key cannot have, such as that of another link."""
+    if not may_say(name, key):
+        cause = f"the holder of {key_to_url(key)} says to be {name[:160]}"
+        raise WireError("the sender's name is not one of its key's", cause=cause, code="wire.sender")

@@ -6,6 +6,7 @@ import errno
 import functools
 import ipaddress
 import re
+import secrets
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +31,9 @@ __all__ = [
     "check_listen",
     "host_of",
     "is_loopback",
+    "key_of",
+    "link_name",
+    "may_say",
     "parse_endpoint",
     "parse_listen",
     "unbound",
@@ -126,6 +130,34 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def link_name(label: str, keys: Keys | None) -> str:
+    """A name for a link that no other link ever has: ``label-incarnation``, or with keys ``label@key-incarnation``.
+
+    The key is the link's public one, written as in an address. So a connection, which proves a key, also proves which
+    names its messages may have; see `may_say`. The incarnation is 64 random bits.
+
+    Args:
+        label: What the name begins with. It has at most 170 bytes, because a routing id of ZeroMQ, which has the name
+            and more, has at most 255.
+        keys: The link's keys.
+    """
+    return f"{label}{f'@{key_to_url(keys.public)}' if keys else ''}-{secrets.token_hex(8)}"
+
+
+def may_say(name: str, key: str) -> bool:
+    """Whether the holder of a public key may be the link of this name."""
+    return name.rpartition("-")[0].endswith(f"@{key_to_url(key)}")
+
+
+def key_of(name: str) -> str:
+    """The public key in the name of a link that has keys.
+
+    Raises:
+        ConfigError: The name has none.
+    """
+    return key_from_url("the end of a link's name", name.rpartition("-")[0].rpartition("@")[2])
 
 
 def check_listen(listen: str, *, advertise: str, keys: Keys | None, insecure: bool) -> ListenAddress:

@@ -10,7 +10,7 @@ import zmq
 import zmq.utils.z85
 
 import statelink
-from statelink import Status, state
+from statelink import Status, state, wire
 
 
 def key_pair(number: int) -> tuple[str, str]:
@@ -24,6 +24,11 @@ PREFILL, DECODE, STRANGE = (dict(zip(("public", "secret"), key_pair(n), strict=T
 
 def keys(own: dict[str, str], *allowed: dict[str, str]) -> statelink.Keys:
     return statelink.Keys(secret=own["secret"], allow=tuple(each["public"] for each in allowed))
+
+
+def named(label: str, own: dict[str, str]) -> str:
+    """A name that a link with this key may have."""
+    return wire.link_name(label, keys(own))
 
 
 class Rank:

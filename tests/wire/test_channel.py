@@ -96,31 +96,35 @@ def test_with_keys_only_who_is_allowed_and_finds_the_right_one_can_speak(
     channel: Open, stranger: zmq.Socket[bytes]
 ) -> None:
     (server, server_secret), (friend, friend_secret), (_, foe_secret), (other, _) = (key_pair() for _ in range(4))
-    prefill = channel("prefill", keys=wire.Keys(secret=server_secret, allow=(friend,)))
+
+    def keyed(label: str, secret: str, *allow: str) -> wire.Channel:
+        keys = wire.Keys(secret=secret, allow=allow)
+        return channel(wire.link_name(label, keys), keys=keys)
+
+    prefill = keyed("prefill", server_secret, friend)
     assert prefill.endpoint.key == server
-    good = channel("good", keys=wire.Keys(secret=friend_secret, allow=(server,)))
-    foe = channel("foe", keys=wire.Keys(secret=foe_secret, allow=(server,)))
-    lost = channel("lost", keys=wire.Keys(secret=friend_secret, allow=(server, other)))
+    good, foe = keyed("good", friend_secret, server), keyed("foe", foe_secret, server)
+    lost = keyed("lost", friend_secret, server, other)
     wrong = wire.Endpoint(prefill.endpoint.address, other)
 
     foe.dial(prefill.endpoint)
-    foe.send(ping("foe"), str(prefill.endpoint))
+    foe.send(ping(foe.name), str(prefill.endpoint))
     lost.dial(wrong)
-    lost.send(ping("lost"), str(wrong))
+    lost.send(ping(lost.name), str(wrong))
     stranger.setsockopt_string(zmq.ROUTING_ID, "stranger#0")
     stranger.connect(prefill.endpoint.address)
     stranger.send_multipart(wire.encode(ping("stranger")))
     assert receive(prefill, QUIET) == []
 
     good.dial(prefill.endpoint)
-    good.send(ping("good"), str(prefill.endpoint))
-    assert receive(prefill) == [(ping("good"), None)]
-    prefill.send(wire.Pong(sender="prefill", to="good"), None)
-    assert receive(good) == [(wire.Pong(sender="prefill", to="good"), str(prefill.endpoint))]
+    good.send(ping(good.name), str(prefill.endpoint))
+    assert receive(prefill) == [(ping(good.name), None)]
+    prefill.send(wire.Pong(sender=prefill.name, to=good.name), None)
+    assert receive(good) == [(wire.Pong(sender=prefill.name, to=good.name), str(prefill.endpoint))]
     assert receive(prefill, QUIET) == []
-    for name in ("foe", "lost", "stranger"):
+    for name in (foe.name, lost.name, "stranger"):
         with pytest.raises(PeerError):
-            prefill.send(wire.Pong(sender="prefill", to=name), None)
+            prefill.send(wire.Pong(sender=prefill.name, to=name), None)
 
 
 @pytest.mark.parametrize("listen", ["tcp://0.0.0.0:0", "tcp://*:0", "tcp://[::]:0", "tcp://10.1.2.3:0"])

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import zmq
 from tests.helpers import peers
-from tests.helpers.links import DECODE, PREFILL, STRANGE, keys, link_of, state_of
+from tests.helpers.links import DECODE, PREFILL, STRANGE, keys, link_of, named, state_of
 from tests.link.test_malformed import examples, mutated
 from tests.wire.noise import resident
 
@@ -38,13 +38,14 @@ def greeted(prefill: statelink.Link, name: str) -> bool:
 
 def serves(prefill: statelink.Link) -> None:
     """One that is allowed is heard."""
-    with peers.dialled(prefill.address, "honest", DECODE) as socket_:
-        socket_.send_multipart(hello(prefill, "honest"))
+    honest = named("honest", DECODE)
+    with peers.dialled(prefill.address, honest, DECODE) as socket_:
+        socket_.send_multipart(hello(prefill, honest))
         assert socket_.poll(20_000), "no answer"
         assert socket_.recv_multipart()[0] == b"welcome"
-        peers.until(lambda: greeted(prefill, "honest"))
-        socket_.send_multipart(wire.encode(wire.Bye(sender="honest", to=prefill.name)))
-        peers.until(lambda: not greeted(prefill, "honest"))
+        peers.until(lambda: greeted(prefill, honest))
+        socket_.send_multipart(wire.encode(wire.Bye(sender=honest, to=prefill.name)))
+        peers.until(lambda: not greeted(prefill, honest))
 
 
 def test_keys_that_are_not_allowed_are_counted_and_get_no_descriptor(caplog: pytest.LogCaptureFixture) -> None:
@@ -87,45 +88,47 @@ def test_who_dials_shows_nothing_to_a_key_that_is_not_allowed() -> None:
 
 def test_an_allowed_peer_cannot_take_anothers_name() -> None:
     """Not the routing id, not the sender in a message; and the name is free for its owner alone."""
+    victim = named("victim", DECODE)
     with link_of("prefill", keys=keys(PREFILL, DECODE, STRANGE)) as prefill:
-        with peers.dialled(prefill.address, "victim", DECODE) as socket_:
-            socket_.send_multipart(hello(prefill, "victim"))
-            peers.until(lambda: greeted(prefill, "victim"))
+        with peers.dialled(prefill.address, victim, DECODE) as socket_:
+            socket_.send_multipart(hello(prefill, victim))
+            peers.until(lambda: greeted(prefill, victim))
         before = state_of(prefill)
-        bye = wire.encode(wire.Bye(sender="victim", to=prefill.name))
-        with peers.dialled(prefill.address, "victim", STRANGE) as thief:
-            thief.send_multipart(hello(prefill, "victim"))
+        bye = wire.encode(wire.Bye(sender=victim, to=prefill.name))
+        with peers.dialled(prefill.address, victim, STRANGE) as thief:
+            thief.send_multipart(hello(prefill, victim))
             thief.send_multipart(bye)
             peers.until(lambda: prefill.snapshot()["dropped_frames"] == {"wire.sender": 2})
             assert not thief.poll(0)
         assert state_of(prefill) == before
-        with peers.dialled(prefill.address, "victim", DECODE) as owner:
+        with peers.dialled(prefill.address, victim, DECODE) as owner:
             owner.send_multipart(bye)
-            peers.until(lambda: not greeted(prefill, "victim"))
+            peers.until(lambda: not greeted(prefill, victim))
 
 
 @pytest.mark.parametrize("secured", [True, False])
 def test_a_recorded_handshake_is_worth_nothing(secured: bool) -> None:
     """Every byte that a peer said, said again. Without keys it works, so the recording is right."""
+    honest = named("honest", DECODE)
     config: dict[str, Any] = {"keys": keys(PREFILL, DECODE)} if secured else {}
     with link_of("prefill", **config) as prefill:
         recorder = peers.Recorder(prefill.address)
         through = str(wire.parse_endpoint(prefill.address)._replace(address=f"tcp://127.0.0.1:{recorder.port}"))
-        with peers.dialled(through, "honest", DECODE if secured else None) as socket_:
-            socket_.send_multipart(hello(prefill, "honest"))
-            peers.until(lambda: greeted(prefill, "honest"))
+        with peers.dialled(through, honest, DECODE if secured else None) as socket_:
+            socket_.send_multipart(hello(prefill, honest))
+            peers.until(lambda: greeted(prefill, honest))
         recorder.close()
-        with peers.dialled(prefill.address, "honest", DECODE if secured else None) as socket_:
-            socket_.send_multipart(wire.encode(wire.Bye(sender="honest", to=prefill.name)))
-            peers.until(lambda: not greeted(prefill, "honest"))
+        with peers.dialled(prefill.address, honest, DECODE if secured else None) as socket_:
+            socket_.send_multipart(wire.encode(wire.Bye(sender=honest, to=prefill.name)))
+            peers.until(lambda: not greeted(prefill, honest))
         before = state_of(prefill)
         for _ in range(3 if secured else 50):
             cut = recorder.replay()
             if secured:
                 assert cut
-            elif greeted(prefill, "honest"):
+            elif greeted(prefill, honest):
                 break  # at once, as a rule; the former connection of that name may not be gone yet
-        assert greeted(prefill, "honest") is not secured
+        assert greeted(prefill, honest) is not secured
         if not secured:
             return
         assert state_of(prefill) == before
@@ -218,18 +221,19 @@ PRODUCTS: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("field", "value"), PRODUCTS, ids=[field for field, _ in PRODUCTS])
 def test_inventories_that_promise_too_much(field: str, value: Any) -> None:
     """One field of an introduction of an allowed peer is out of all bounds: it is refused, and takes no memory."""
+    name = named("vast", DECODE)
     with (
         link_of("prefill", keys=keys(PREFILL, DECODE)) as prefill,
-        peers.dialled(prefill.address, "vast", DECODE) as vast,
+        peers.dialled(prefill.address, name, DECODE) as vast,
     ):
         before = state_of(prefill)
         tree = msgspec.msgpack.decode(
-            bytes(wire.write_handshake(peers.handshake_of("vast", "decode", prefill.inventory)))
+            bytes(wire.write_handshake(peers.handshake_of(name, "decode", prefill.inventory)))
         )
         assert field in tree["inventory"]
         tree["inventory"][field] = value
         memory = resident()
-        for frames in peers.cut([b"hello", msgspec.msgpack.encode({"sender": "vast", "handshake": tree})]):
+        for frames in peers.cut([b"hello", msgspec.msgpack.encode({"sender": name, "handshake": tree})]):
             vast.send_multipart(frames)
         assert vast.poll(20_000)
         assert vast.recv_multipart()[0] == b"refuse"
@@ -240,14 +244,14 @@ def test_inventories_that_promise_too_much(field: str, value: Any) -> None:
 def test_a_flood_from_an_allowed_key_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Changed and random frames, the handshake's among them, from somebody who may speak and was not introduced."""
     order = random.Random(5)
-    frames = 4000
+    frames, name = 4000, named("flood", DECODE)
     caplog.set_level(logging.INFO, "statelink")
     with link_of("prefill", keys=keys(PREFILL, DECODE)) as prefill:
         before = state_of(prefill)
-        with peers.dialled(prefill.address, "flood", DECODE) as flood:
+        with peers.dialled(prefill.address, name, DECODE) as flood:
             flood.rcvtimeo = 20_000
-            good = [*examples(prefill, "flood"), hello(prefill, "flood")]  # type: ignore[arg-type]
-            bye = wire.encode(wire.Bye(sender="flood", to=prefill.name))
+            good = [*examples(prefill, name), hello(prefill, name)]  # type: ignore[arg-type]
+            bye = wire.encode(wire.Bye(sender=name, to=prefill.name))
             memory = 0
             for number in range(frames):
                 if number == frames // 4:
@@ -261,9 +265,9 @@ def test_a_flood_from_an_allowed_key_changes_nothing(caplog: pytest.LogCaptureFi
                 while flood.poll(0):
                     flood.recv_multipart()
             flood.send_multipart(bye)
-            use: Any = {"sender": "flood", "to": prefill.name, "room": 424_242, "generation": 1}
+            use: Any = {"sender": name, "to": prefill.name, "room": 424_242, "generation": 1}
             flood.send_multipart(wire.encode(wire.Request(**use, tokens=1, prefix=0)))
-            unknown = wire.encode(wire.Unknown(sender=prefill.name, to="flood", room=424_242, generation=1))
+            unknown = wire.encode(wire.Unknown(sender=prefill.name, to=name, room=424_242, generation=1))
             while flood.recv_multipart() != unknown:  # everything before it has been handled
                 pass
         assert state_of(prefill) == before
@@ -278,7 +282,7 @@ def test_a_flood_from_an_allowed_key_changes_nothing(caplog: pytest.LogCaptureFi
 
 def test_answers_to_who_dialled_may_be_anything() -> None:
     """A server that decode dialled, and allowed, answers with what it likes: that room ends with a reason."""
-    order = random.Random(6)
+    order, name = random.Random(6), named("server", PREFILL)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     server = context.socket(zmq.ROUTER)
     server.linger = 0
@@ -293,7 +297,7 @@ def test_answers_to_who_dialled_may_be_anything() -> None:
             assert kind == b"hello"
             good = [
                 frames
-                for frames in examples(decode, "server")  # type: ignore[arg-type]
+                for frames in examples(decode, name)  # type: ignore[arg-type]
                 if frames[0] not in (b"refuse", b"bye", b"unknown")
             ]
             for _ in range(1500):
@@ -302,7 +306,7 @@ def test_answers_to_who_dialled_may_be_anything() -> None:
                     server.send_multipart([routing, *frames])
             before = state_of(decode)
             assert before["rooms"]["bootstrapping"] == 1
-            refusal = wire.encode(wire.Refuse(sender="server", to=decode.name, reason=Reason("x.y", "enough of this")))
+            refusal = wire.encode(wire.Refuse(sender=name, to=decode.name, reason=Reason("x.y", "enough of this")))
             end = time.monotonic() + 25
             while room.wait(0.1) is not Status.FAILED and time.monotonic() < end:
                 while server.poll(0):  # it dials anew now and then while nobody says who he is

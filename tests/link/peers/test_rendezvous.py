@@ -191,7 +191,7 @@ def test_a_key_that_is_not_allowed_registers_and_learns_nothing(backend: str) ->
     theirs = [Keys(secret=each["secret"], allow=(SERVER["public"],)) for each in (PREFILL, DECODE, STRANGE)]
     with RendezvousServer(keys=ours) as server:
         clients = [
-            RendezvousClient(server.address, link=name, keys=each)
+            RendezvousClient(server.address, link=wire.link_name(name, each), keys=each)
             for name, each in zip(("p", "d", "s"), theirs, strict=True)
         ]
         prefill, decode, strange = clients
@@ -203,7 +203,7 @@ def test_a_key_that_is_not_allowed_registers_and_learns_nothing(backend: str) ->
             assert strange.resolve("p") is None
             # One that is allowed cannot speak for another's key either, and cannot take its link's name.
             decode.register("p", 0, 1, peers.keyed("tcp://10.0.0.3:1", PREFILL))
-            impostor = RendezvousClient(server.address, link="p", keys=theirs[1])
+            impostor = RendezvousClient(server.address, link=wire.link_name("p", theirs[0]), keys=theirs[1])
             clients.append(impostor)
             impostor.register("r", 0, 1, peers.keyed("tcp://10.0.0.4:1", DECODE))
             peers.until(lambda: server.snapshot()["dropped_frames"].get("wire.sender", 0) > 0)

@@ -25,7 +25,9 @@ QUICK = {"heartbeat": 0.2, "liveness": 4.0}
 def lie(kind: str, sender: str, to: str) -> list[bytes]:
     """A message of a kind, as if ``sender`` said it."""
     message = messages()[kind]
-    return wire.encode(msgspec.structs.replace(message, sender=sender, **({"to": to} if hasattr(message, "to") else {})))
+    return wire.encode(
+        msgspec.structs.replace(message, sender=sender, **({"to": to} if hasattr(message, "to") else {}))
+    )
 
 
 @pytest.fixture
@@ -45,9 +47,7 @@ def dropped(link: statelink.Link) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_to_prefill_in_the_name_of_decode(
-    fleet: tuple[statelink.Link, statelink.Link, Rank, Rank], kind: str
-) -> None:
+def test_to_prefill_in_the_name_of_decode(fleet: tuple[statelink.Link, statelink.Link, Rank, Rank], kind: str) -> None:
     prefill, decode, source, target = fleet
     for room in (1, 2):
         before = dropped(prefill)
@@ -58,9 +58,7 @@ def test_to_prefill_in_the_name_of_decode(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_to_decode_in_the_name_of_prefill(
-    fleet: tuple[statelink.Link, statelink.Link, Rank, Rank], kind: str
-) -> None:
+def test_to_decode_in_the_name_of_prefill(fleet: tuple[statelink.Link, statelink.Link, Rank, Rank], kind: str) -> None:
     prefill, decode, source, target = fleet
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     liar = context.socket(zmq.ROUTER)

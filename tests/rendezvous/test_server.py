@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 from tests.helpers import peers
-from tests.helpers.links import DECODE, PREFILL, keys
+from tests.helpers.links import DECODE, PREFILL, keys, named
 
 from statelink import wire
 from statelink.errors import ConfigError, WireError
@@ -26,6 +26,7 @@ class Server:
     def __init__(self, secured: bool, patch: pytest.MonkeyPatch) -> None:
         self._own = DECODE if secured else None
         self._real = RendezvousServer(lifetime=LIFETIME, keys=keys(PREFILL, DECODE) if secured else None)
+        self._names: dict[str, str] = {}
         self._later = 0.0
         monotonic = time.monotonic
         patch.setattr(time, "monotonic", lambda: monotonic() + self._later)
@@ -38,17 +39,23 @@ class Server:
         found: dict[str, str] = self._real.snapshot()["instances"]
         return found
 
+    def _name(self, label: str) -> str:
+        """The name of the link that the test calls so."""
+        return self._names.setdefault(label, named(label, self._own)) if self._own else label
+
     def say(self, message: wire.Message) -> wire.Message:
         """Say something; what is answered."""
-        with peers.dialled(self._real.address, message.sender, self._own) as socket:
-            socket.send_multipart(wire.encode(message))
+        name = self._name(message.sender)
+        with peers.dialled(self._real.address, name, self._own) as socket:
+            socket.send_multipart(wire.encode(msgspec.structs.replace(message, sender=name)))
             assert socket.poll(20_000)
             return wire.decode(socket.recv_multipart(), wire.RENDEZVOUS_KINDS | wire.KINDS)
 
     def register(self, message: wire.Register) -> None:
         assert isinstance(self.say(message), wire.Registered)
 
-    def leave(self, link: str) -> None:
+    def leave(self, label: str) -> None:
+        link = self._name(label)
         with peers.dialled(self._real.address, link, self._own) as socket:
             socket.send_multipart(wire.encode(wire.Bye(sender=link, to="")))
             socket.send_multipart(wire.encode(wire.Resolve(sender=link, to="", instance="p")))

@@ -104,7 +104,7 @@ class Seam:
             it in this order: for each place, the names that it has beyond, as ``+name``, and those that it lacks, as
             ``-name``. Of a function, the whole definition is given. ``None``: the place is not there. The newest
             release has an empty table.
-        variable: What `statelink doctor` checks besides; ``None`` if operators configure the adapter elsewhere.
+        variable: What ``statelink doctor`` checks besides; ``None`` if operators configure the adapter elsewhere.
 
     Raises:
         ValueError: A place is in two tables, or `releases` name one that is in none.

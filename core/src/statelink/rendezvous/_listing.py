@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Instance", "Rank", "list_instances"]
 
+LOOK_SECONDS = 0.2
+"""How long to wait for an answer before the connection is looked at."""
 LISTING_SECONDS = 3.0
 """Seconds that the server may take for an answer."""
 PAGE = 1000
@@ -123,9 +125,10 @@ def _ask(channel: wire.Channel, question: wire.Browse, server: wire.Endpoint) ->
     channel.send(question, str(server))
     end = time.monotonic() + LISTING_SECONDS
     while (left := end - time.monotonic()) > 0:
-        for message, _ in channel.receive(left):
+        for message, _ in channel.receive(min(left, LOOK_SECONDS)):
             if isinstance(message, wire.Browsed):
                 return message.listed
+        channel.trouble(str(server))  # it finds out by and by why nobody answers
     trouble = channel.trouble(str(server)) or wire.Trouble.MUTE
     raise _silent(f"the rendezvous server at {server.address}", trouble.what, channel.hint(trouble))
 

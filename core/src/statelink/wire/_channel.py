@@ -261,7 +261,7 @@ class Channel:
                 socket.curve_serverkey = endpoint.key.encode()
                 socket.curve_secretkey = self._keys.secret.encode()
                 socket.curve_publickey = self._keys.public.encode()
-            dialling = Dialling(socket, before)
+            dialling = Dialling(socket, endpoint.address, before)
             socket.connect(endpoint.address)
         except (zmq.ZMQError, ValueError) as error:
             if dialling is not None:
@@ -366,6 +366,8 @@ class Channel:
                     self._heard(address)
             except WireError as error:
                 self.count(error)
+                if address in self._unheard:
+                    self._unheard[address].dropped(error.code)
                 continue
             yield message, address
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import enum
 import errno
+import select
+import socket
+import threading
 from typing import Any, NamedTuple
 
 import zmq
@@ -26,6 +29,25 @@ class Trouble(enum.Enum):
     UNKNOWN_HOST = _Said("its host name is not known here", "is the name right? Can this machine resolve it?")
     REFUSED = _Said(
         "the connection is refused: nothing listens there", "does it run, and listen at this host and this port?"
+    )
+    UNREACHABLE = _Said(
+        "its host cannot be reached", "is the machine up, and on this network? Does a firewall reject the connection?"
+    )
+    NO_ROUTE = _Said(
+        "this machine has no route to its network", "see `ip route get` with its host: is the address right?"
+    )
+    FORBIDDEN = _Said(
+        "this machine, or a firewall, forbids the connection",
+        "see the firewall's rules, and `ip route get` with its host",
+    )
+    FAILED = _Said("the attempt to connect fails", "can this machine open a connection to it, such as with nc?")
+    NAME = _Said(
+        "it says a name that is not one of its key's, so that its messages are dropped",
+        "is a process with that key wrong, or hostile? Do both sides have the same version of statelink?",
+    )
+    DROPPED = _Said(
+        "what it says is no message that this link knows, and is dropped",
+        "see the log; do both sides have the same version of statelink?",
     )
     KEY = _Said(
         "it does not allow this link's key", "on the other side, add this link's public key to 'allow' of 'keys'"
@@ -62,7 +84,17 @@ class Trouble(enum.Enum):
         return self.value.hint
 
 
-BEFORE = (Trouble.NO_ANSWER, Trouble.UNKNOWN_HOST, Trouble.REFUSED)
+OF_ERRNO = {
+    errno.ECONNREFUSED: Trouble.REFUSED,
+    errno.EHOSTUNREACH: Trouble.UNREACHABLE,
+    errno.EHOSTDOWN: Trouble.UNREACHABLE,
+    errno.ENETUNREACH: Trouble.NO_ROUTE,
+    errno.EACCES: Trouble.FORBIDDEN,
+    errno.EPERM: Trouble.FORBIDDEN,
+    errno.ETIMEDOUT: Trouble.NO_ANSWER,
+}
+"""What the error of an attempt to connect means; others are `Trouble.FAILED`."""
+BEFORE = frozenset({*OF_ERRNO.values(), Trouble.FAILED, Trouble.UNKNOWN_HOST})
 """Troubles that are over once a connection is made."""
 LOOKED_AT = (
     zmq.EVENT_CONNECT_DELAYED
@@ -77,6 +109,64 @@ LOOKED_AT = (
 )
 
 
+class _Attempt:
+    """One plain attempt to connect, beside the socket library, which does not tell the error of its own attempts.
+
+    Nothing blocks but the resolution of a host name, which has a thread of its own.
+
+    Args:
+        address: ``tcp://host:port``.
+    """
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        self._where = host.strip("[]"), int(port)
+        self._error: int | None = None
+        self._socket: socket.socket | None = None
+        try:
+            self._begin(socket.AI_NUMERICHOST)
+        except socket.gaierror:  # a name
+            threading.Thread(target=self._resolve, name="statelink-resolve", daemon=True).start()
+
+    def _resolve(self) -> None:
+        """Runs on the thread of its own."""
+        try:
+            self._begin(0)
+        except socket.gaierror:
+            self._error = 0  # the socket library finds out the same
+
+    def _begin(self, flags: int) -> None:
+        family, kind, _, _, where = socket.getaddrinfo(*self._where, type=socket.SOCK_STREAM, flags=flags)[0]
+        try:
+            made = socket.socket(family, kind)
+        except OSError as error:
+            self._error = error.errno or 0
+            return
+        made.setblocking(False)
+        begun = made.connect_ex(where)
+        if begun == errno.EINPROGRESS:
+            self._socket = made
+        else:
+            made.close()
+            self._error = begun
+
+    def error(self) -> int | None:
+        """The number of its error; 0 if it has none, and ``None`` while it is under way. Does not block."""
+        if self._socket is not None:
+            waiting = select.poll()
+            waiting.register(self._socket, select.POLLOUT)
+            if waiting.poll(0):
+                self._error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                self.close()
+        return self._error
+
+    def close(self) -> None:
+        """End it."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
 class Dialling:
     """Reads the events that the socket library records for one connection.
 
@@ -85,11 +175,14 @@ class Dialling:
 
     Args:
         socket: A socket that is about to connect, to one address.
+        address: The address, ``tcp://host:port``.
         before: The trouble of an earlier connection to this address. It counts until more is known.
     """
 
-    def __init__(self, socket: zmq.Socket[Any], before: Trouble | None = None) -> None:
+    def __init__(self, socket: zmq.Socket[Any], address: str, before: Trouble | None = None) -> None:
         self._socket = socket
+        self._address = address
+        self._attempt: _Attempt | None = None
         self._events = socket.get_monitor_socket(LOOKED_AT)
         self._events.linger = 0
         self._trouble = before or Trouble.NO_ANSWER
@@ -100,7 +193,17 @@ class Dialling:
         while self._events.poll(0):
             event = recv_monitor_message(self._events)
             self._take(int(event["event"]), int(event["value"]))
+        if self._attempt is not None:
+            error = self._attempt.error()
+            if error is not None:
+                self._attempt = None
+                if error and self._trouble in BEFORE:
+                    self._trouble = OF_ERRNO.get(error, Trouble.FAILED)
         return self._trouble
+
+    def dropped(self, code: str) -> None:
+        """Note that a message was dropped, with the code of the error."""
+        self._trouble = Trouble.NAME if code == "wire.sender" else Trouble.DROPPED
 
     def _take(self, event: int, value: int) -> None:
         if event == zmq.EVENT_CONNECT_RETRIED:
@@ -109,8 +212,11 @@ class Dialling:
             self._tried = False
             return
         self._tried = True
-        if event == zmq.EVENT_CLOSED:
-            self._trouble = Trouble.REFUSED
+        if event == zmq.EVENT_CLOSED:  # an attempt failed
+            if self._trouble not in BEFORE:
+                self._trouble = Trouble.FAILED
+            if self._attempt is None:
+                self._attempt = _Attempt(self._address)
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._trouble = Trouble.MUTE
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
@@ -129,6 +235,8 @@ class Dialling:
 
     def close(self) -> None:
         """Stop reading events. Call it before the socket is closed."""
+        if self._attempt is not None:
+            self._attempt.close()
         if not self._events.closed:
             self._socket.disable_monitor()
             self._events.close()

@@ -152,7 +152,7 @@ class Remote:
         if keys is not None:
             self._socket.curve_serverkey = endpoint.key.encode()
             self._socket.curve_publickey, self._socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
-        self._keys, self._dialling, self._met = keys, Dialling(self._socket), False
+        self._keys, self._dialling, self._met = keys, Dialling(self._socket, endpoint.address), False
         self._socket.connect(endpoint.address)
         try:
             self.ask(Hello(), hello)
@@ -174,7 +174,8 @@ class Remote:
             waited = time.monotonic() - began
             if gone := self.gone():
                 raise gone
-            unreached = not self._met and waited > UNREACHED_SECONDS and self._dialling.trouble() is not Trouble.MUTE
+            reached = self._met or self._dialling.trouble() is Trouble.MUTE  # asked each time: it finds out by and by
+            unreached = not reached and waited > UNREACHED_SECONDS
             if unreached or waited > patience:
                 raise self._silent(f"for {waited:.0f} s it has had to {told.task}")
         frames = self._socket.recv_multipart()

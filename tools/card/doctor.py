@@ -16,7 +16,7 @@ from .say import answer
 def main() -> int:
     """Run it, and say each check."""
     argparse.ArgumentParser(description=__doc__).parse_args()
-    done = statelink("doctor", "nixl", "--json", seconds=40.0)
+    done = statelink("doctor", "nixl", "--json", seconds=100.0)
     try:
         checks = json.loads(done.output)["checks"]
     except (ValueError, KeyError):

@@ -5,6 +5,7 @@ It speaks before the other one does, and again between its requests. Nothing of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import msgspec
@@ -16,6 +17,7 @@ from tests.wire.samples import messages
 
 import statelink
 from statelink import wire
+from statelink.errors import RoomError
 
 EVERYBODY = PREFILL, DECODE, STRANGE
 KINDS = sorted(messages())
@@ -74,6 +76,8 @@ def test_to_decode_in_the_name_of_prefill(fleet: tuple[statelink.Link, statelink
             liar.send_multipart([caller, *lie(kind, prefill.name, decode.name)])
             peers.until(lambda least=before: dropped(decode) > least)  # type: ignore[misc]
             hand_over(prefill, decode, source, target, room)
+        with pytest.raises(RoomError, match=re.escape(wire.Trouble.NAME.what)):
+            asked.check()
         asked.abort()
     finally:
         liar.close()

@@ -112,6 +112,8 @@ class SimChannel:
     def trouble(self, address: str) -> wire.Trouble | None:
         return wire.Trouble.NO_ANSWER
 
+    noted_trouble = trouble
+
     def hint(self, trouble: wire.Trouble) -> str:
         return trouble.hint
 

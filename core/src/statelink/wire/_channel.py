@@ -276,6 +276,11 @@ class Channel:
         dialling = self._unheard.get(address)
         return None if dialling is None else dialling.trouble()
 
+    def noted_trouble(self, address: str) -> Trouble | None:
+        """What `trouble` last returned for an address. Any thread."""
+        dialling = self._unheard.get(address)
+        return None if dialling is None else dialling.noted
+
     def hint(self, trouble: Trouble) -> str:
         """What to look at, with this link's public key if that is what the other side lacks."""
         return f"{trouble.hint}: {self._keys.public}" if trouble is Trouble.KEY and self._keys else trouble.hint

@@ -201,6 +201,11 @@ class Dialling:
                     self._trouble = OF_ERRNO.get(error, Trouble.FAILED)
         return self._trouble
 
+    @property
+    def noted(self) -> Trouble:
+        """What `trouble` last returned. Any thread."""
+        return self._trouble
+
     def dropped(self, code: str) -> None:
         """Note that a message was dropped, with the code of the error."""
         self._trouble = Trouble.NAME if code == "wire.sender" else Trouble.DROPPED

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from statelink.link.peers import INSTANCE, InstanceEvent, InstanceState
@@ -12,7 +12,7 @@ from ._prefill_rank import PrefillRank
 if TYPE_CHECKING:
     from statelink.errors import Reason
     from statelink.link.peers import Peer
-    from statelink.wire import Endpoint, Handshake
+    from statelink.wire import Endpoint, Handshake, Trouble
 
 __all__ = ["Instance", "InstanceUser"]
 
@@ -160,9 +160,15 @@ class Instance:
         silent = [address for address, rank in self.ranks.items() if rank.handshake is None]
         return silent + [address for address, handshake in self.siblings.items() if handshake is None]
 
-    def silent(self) -> str:
-        """The addresses that have not answered, as a text without keys."""
-        return ", ".join(address.partition("@")[0] for address in self.unanswered)
+    @property
+    def called(self) -> str:
+        """What texts call it: its name, or its addresses without keys, which the allow-list spells in another way."""
+        return self.key if self.named else ",".join(address.partition("@")[0] for address in self.key.split(","))
+
+    def silent(self, trouble: Callable[[str], Trouble | None]) -> str:
+        """The addresses that have not answered, as a text without keys, each with its trouble, if that is known."""
+        found = ((address.partition("@")[0], trouble(address)) for address in self.unanswered)
+        return ", ".join(f"{address} ({each.what})" if each else address for address, each in found)
 
     @property
     def words(self) -> str:

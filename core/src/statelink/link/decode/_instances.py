@@ -130,7 +130,7 @@ class Instances:
             self._attaching.detach(rank)
         at = {rank.address for rank in left}
         staying = [room for room in instance.rooms if room.waits_at(at)]
-        log.info("prefill instance %s is at other addresses by now", instance.key)
+        log.info("prefill instance %s is at other addresses by now", instance.called)
         if staying:
             former = self.get(ranks)
             for room in staying:
@@ -241,7 +241,7 @@ class Instances:
         """
         if not self._step(instance, InstanceEvent.REFUSED):
             return
-        log.warning("refused prefill instance %s: %s", instance.key, reason.coded)
+        log.warning("refused prefill instance %s: %s", instance.called, reason.coded)
         instance.reason = reason
         for each in instance.parts:
             self._attaching.detach(each)

@@ -400,7 +400,7 @@ class ReceivingState(RoomState):
         if instance is None:
             return "prefill"
         if instance.state is not InstanceState.READY or instance.suspect:
-            silent = instance.silent()
+            silent = instance.silent(self.context.channel.noted_trouble)
             how = "silent" if instance.state is InstanceState.READY else instance.state.value
             return f"prefill, which is {how}" + (
                 f", and an answer from {silent}" if silent and instance.reason is None else ""

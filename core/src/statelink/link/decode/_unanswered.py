@@ -67,7 +67,7 @@ class Unanswered:
 
     def explain(self, instance: Instance) -> tuple[str, str]:
         """Why an instance is not ready, and a hint what to look at."""
-        cause = f"prefill instance {instance.key} is still {instance.state.value}"
+        cause = f"prefill instance {instance.called} is still {instance.state.value}"
         if instance.state is InstanceState.RESOLVING:
             rendezvous = self._rendezvous
             why, hint = rendezvous.explain(instance.peer) if isinstance(rendezvous, Explaining) else ("", "")

@@ -213,7 +213,8 @@ def test_a_deadline_while_nobody_is_there(pair: Pair) -> None:
     text = receiving.failed(10)
     assert "prefill instance tcp://127.0.0.1:9 is still greeting; no answer from tcp://127.0.0.1:9 (the conn" in text
     assert "hint: does it run, and listen at this host and this port?" in text
-    missing = "prefill, which is greeting, and an answer from tcp://127.0.0.1:9"
+    refused = "the connection is refused: nothing listens there"
+    missing = f"prefill, which is greeting, and an answer from tcp://127.0.0.1:9 ({refused})"
     stood(receiving.why(), "decode rank 0", "bootstrapping", missing, heard="never")
 
 

@@ -31,6 +31,7 @@ with zmq.Context() as context:
 """
 EXPECTED = {
     "tcp://127.0.0.1:9": "REFUSED",
+    "tcp://localhost:9": "REFUSED",
     "tcp://10.7.0.1:7000": "NO_ROUTE",
     "tcp://10.8.0.1:7000": "UNREACHABLE",
     "tcp://10.9.0.1:7000": "FORBIDDEN",

@@ -14,6 +14,9 @@ from zmq.utils.monitor import recv_monitor_message
 
 __all__ = ["Dialling", "Trouble"]
 
+_Resolved = tuple[int, Any]
+"""A family of addresses, and an address of it as `socket` takes it."""
+
 
 class _Said(NamedTuple):
     what: str
@@ -112,7 +115,7 @@ LOOKED_AT = (
 class _Attempt:
     """One plain attempt to connect, beside the socket library, which does not tell the error of its own attempts.
 
-    Nothing blocks but the resolution of a host name, which has a thread of its own.
+    It belongs to one thread, which it never blocks: a host name is resolved on a thread of its own.
 
     Args:
         address: ``tcp://host:port``.
@@ -121,24 +124,33 @@ class _Attempt:
     def __init__(self, address: str) -> None:
         host, _, port = address.removeprefix("tcp://").rpartition(":")
         self._where = host.strip("[]"), int(port)
+        self._resolved: _Resolved | None = None
+        """What the thread has found, until the attempt is made."""
         self._error: int | None = None
         self._socket: socket.socket | None = None
         try:
-            self._begin(socket.AI_NUMERICHOST)
-        except socket.gaierror:  # a name
-            threading.Thread(target=self._resolve, name="statelink-resolve", daemon=True).start()
+            self._connect(self._lookup(socket.AI_NUMERICHOST))
+        except (OSError, UnicodeError):  # a name
+            try:
+                threading.Thread(target=self._resolve, name="statelink-resolve", daemon=True).start()
+            except RuntimeError:  # the system has no thread left: why attempts fail stays unknown
+                self._error = 0
+
+    def _lookup(self, flags: int) -> _Resolved:
+        family, _, _, _, where = socket.getaddrinfo(*self._where, type=socket.SOCK_STREAM, flags=flags)[0]
+        return family, where
 
     def _resolve(self) -> None:
         """Runs on the thread of its own."""
         try:
-            self._begin(0)
-        except socket.gaierror:
+            self._resolved = self._lookup(0)
+        except (OSError, UnicodeError):
             self._error = 0  # the socket library finds out the same
 
-    def _begin(self, flags: int) -> None:
-        family, kind, _, _, where = socket.getaddrinfo(*self._where, type=socket.SOCK_STREAM, flags=flags)[0]
+    def _connect(self, resolved: _Resolved) -> None:
+        family, where = resolved
         try:
-            made = socket.socket(family, kind)
+            made = socket.socket(family, socket.SOCK_STREAM)
         except OSError as error:
             self._error = error.errno or 0
             return
@@ -152,6 +164,9 @@ class _Attempt:
 
     def error(self) -> int | None:
         """The number of its error; 0 if it has none, and ``None`` while it is under way. Does not block."""
+        if self._resolved is not None:
+            resolved, self._resolved = self._resolved, None
+            self._connect(resolved)
         if self._socket is not None:
             waiting = select.poll()
             waiting.register(self._socket, select.POLLOUT)

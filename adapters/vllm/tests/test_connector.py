@@ -54,6 +54,7 @@ def test_prefill_leaves_out_what_decode_must_compute_anew(kind: str, lookahead: 
         kv_transfer_params={"do_remote_decode": True},
         prompt_token_ids=[*range(20)],
         num_prompt_tokens=20,
+        max_tokens=1,
     )
     request.get_skip_reading_prefix_cache.return_value = False
     side.new_request(request)

@@ -4,11 +4,13 @@ attention chunks.
 
 from __future__ import annotations
 
+import itertools
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from engine_processes import running
-from support.engines import PREFILL, Pair, prompt_of
+from support.engines import PREFILL, Engine, Pair, engine_options, prompt_of, transfer
 from support.families import FAMILIES
 from support.models import regret
 
@@ -132,3 +134,55 @@ def test_the_first_model_runner(family: str, request: Any, families: Any, tmp_pa
             prompt = prompt_of(length, length)
             assert pair.hand(prompt, 4)[1].tokens == pair.alone(prompt, 4)
         pair.settled()
+
+
+ROLES = ("kv_producer", "kv_both", "kv_consumer")
+NOBODY = {"room": "7", "peer": ["tcp://127.0.0.1:9"]}
+"""As prefill's answer, for a server that receives nothing. A real one would be held for it until its deadline."""
+
+
+def received(engine: Engine) -> int:
+    """How many requests have got their state from another engine."""
+    count: int = engine.ask()["rooms"].get("decode", {}).get("succeeded", 0)
+    return count
+
+
+@pytest.mark.parametrize("family", [pytest.param("hybrid", marks=pytest.mark.smoke), "llama", "windowed", *FAMILIES])
+@pytest.mark.shows(
+    "every pair of flags on every role, and chains of three engines: the tokens of one without a connector"
+)
+@pytest.mark.shows("no block of vLLM's pool is lost")
+def test_every_pair_of_flags_on_every_role(family: str, request: Any, families: Any, tmp_path: Path) -> None:
+    """Another engine prefills for the one that is looked at, and a third one decodes what that one sends on."""
+    model = families(family) if family in FAMILIES else request.getfixturevalue(family)
+    config = HALVES if family == "gpt-oss" else CONFIG
+    options = {role: engine_options(model, kv_transfer_config=transfer(config, "fail", kv_role=role)) for role in ROLES}
+    with ExitStack() as stack:
+        engines = {
+            name: Engine(name, tmp_path, each) for name, each in {"alone": engine_options(model), **options}.items()
+        }
+        for engine in engines.values():
+            stack.callback(engine.kill)
+        for engine in engines.values():
+            engine.wait_ready()
+        whole = family in ("llama", "DeepSeek V2", "DeepSeek V3")
+        for number, case in enumerate(itertools.product(ROLES, (False, True), (False, True), (1, 6))):
+            role, receives, sends, count = case
+            first, server = engines["kv_both" if role == "kv_producer" else "kv_producer"], engines[role]
+            last = engines["kv_both" if role == "kv_consumer" else "kv_consumer"]
+            before, behind = received(server), received(last)
+            name, prompt = f"request{number}", prompt_of(8000 + number, 60 + 23 * number % 150)
+            given = NOBODY if role == "kv_producer" else {}
+            if receives and role != "kv_producer":
+                given = first.run(f"{name} first", prompt, 1, dict(PREFILL)).params or {}
+            made = server.run(name, prompt, count, {**given, "do_remote_prefill": receives, "do_remote_decode": sends})
+            end = last.run(f"{name} last", prompt, 6, made.params)
+            alone = engines["alone"].run(name, prompt, 6).tokens
+            receives, sends = receives and role != "kv_producer", sends and role != "kv_consumer"
+            sends = sends and (whole or (count == 1 and not receives))
+            assert (received(server) - before, received(last) - behind) == (receives, sends), case
+            assert end.tokens == alone, case
+            if whole or not sends:  # otherwise a router drops it, because it is that of a shorter prompt
+                assert made.tokens == alone[:count], case
+        for engine in engines.values():
+            assert engine.settle() == engine.free, engine.name

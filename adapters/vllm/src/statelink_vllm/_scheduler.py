@@ -40,6 +40,8 @@ COMPUTED = (
 )
 """The final statuses of a request whose whole prompt was computed."""
 
+KINDS = "a server of a model with windows, attention chunks, recurrent layers, or drafts of several tokens"
+"""Models of which prefill does not compute the last tokens of a prompt; see `SchedulerSide.tokens`."""
 
 NOTHING = Wanted()
 
@@ -85,8 +87,6 @@ class SchedulerSide:
         self._addresses: tuple[str, ...] = ()
         self._wanted: dict[str, Wanted] = {}
         """What each request wants that came with ``kv_transfer_params``, until it ends. A source is taken once."""
-        self._cut: set[str] = set()
-        """Requests whose last tokens were left out."""
         self._leases = Leases(options.link.deadline)
         self._loading: dict[str, _Loading] = {}
         self._lacking: dict[str, set[int]] = {}
@@ -140,32 +140,38 @@ class SchedulerSide:
         On decode, prefill has to keep its state while it waits for blocks. On prefill, its last tokens are left out, if
         decode has to compute them from the state.
         """
-        name, left_out = request.request_id, self._left_out
+        name = request.request_id
         if request.kv_transfer_params is not None and name not in self._wanted:
             self._read(request)
         asks = self._wanted.get(name, NOTHING)
         if asks.source is not None:
             self._leases.add(name, asks.source)
-        if asks.room and left_out and name not in self._cut:
-            self._cut_end(request)
         # Only a router that asks both servers at once gives this id. Another decode asks when prefill has answered.
         at_once = asks.known and request.kv_transfer_params.get("transfer_id") is not None
-        if at_once and not asks.another and asks.source is None and (not left_out or name in self._cut):
+        if asks.room and at_once and not asks.another and asks.source is None:
             self.early.watch(request, asks.room)
 
-    def _cut_end(self, request: Any) -> None:
-        """Leave out the last tokens of a prompt."""
-        name, left_out = request.request_id, self._left_out
-        # A request with logprobs of its prompt loads nothing on decode, which computes all of it.
-        if request.num_prompt_tokens <= left_out or request.get_skip_reading_prefix_cache():
-            return
-        if request.prompt_token_ids is None:
-            return  # given as embeddings; `finished` then sends nothing
+    def _cut_end(self, request: Any, asks: Wanted) -> str:
+        """Leave out the last tokens of a prompt whose state is sent. Returns why that cannot be; empty if it is done.
+
+        Its client gets the token behind the ones that are left. So this is only for a router, which asks prefill for
+        one token and drops it. One that goes on here has to have the whole prompt.
+        """
+        left_out = self._left_out
+        # Of several answers, one receives. The others say the same as that one.
+        if asks.source is not None or (asks.another and asks.usual):
+            return f"they have 'do_remote_prefill', too, and {KINDS} keeps no state that it could send on"
+        if request.max_tokens > 1:
+            return f"it asks for {request.max_tokens} tokens, and {KINDS} sends the state only if asked for one"
+        # A request with logprobs of its prompt loads nothing on decode, which computes all of it. Embeddings have no
+        # token that could be left out.
+        whole = request.prompt_token_ids is None or request.get_skip_reading_prefix_cache()
+        if whole or request.num_prompt_tokens <= left_out:
+            return "the prompt has no state that decode can use"
         del request.prompt_token_ids[-left_out:]
         del request._all_token_ids[-left_out:]
         request.num_prompt_tokens -= left_out
-        request.max_tokens = 1
-        self._cut.add(name)
+        return ""
 
     def _read(self, request: Any) -> None:
         """Read what a request wants, and say what of it is not done."""
@@ -176,6 +182,11 @@ class SchedulerSide:
             log.log(level, "request %s is computed here: %s%s", name, because, asks.not_received)
         if asks.not_sent:
             log.log(level, "the state of request %s is not sent: %s%s", name, because, asks.not_sent)
+        if asks.room and self._left_out:
+            why = self._cut_end(request, asks)
+            if why:
+                self._refuse(name, asks, self.tokens(request.num_prompt_tokens), why)
+                asks = self._wanted[name] = asks._replace(room=0, not_sent=why)
         if asks.room and not asks.another and given.get("transfer_id") is None:
             self._repeats.arrived(name)
         if not isinstance(given, Mapping):
@@ -259,8 +270,6 @@ class SchedulerSide:
     def _end(self, request: Any, tables: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
         name = request.request_id
         asks = self._wanted.get(name, NOTHING)
-        cut = name in self._cut
-        self._cut.discard(name)
         source = self._taken(request)
         self._wanted.pop(name, None)
         self._admission.end(name)
@@ -272,27 +281,19 @@ class SchedulerSide:
             self._next.abort.add(name)
         elif self.retries.drop(name):
             self._next.again.add(name)
-        elif asks.room:
-            if given_up:  # the workers know, and have told decode
-                return False, refusal(given_up)
-            return self._send(request, tables, asks, cut, content)
-        elif asks.not_sent:
-            return False, refusal(asks.not_sent)
-        return False, None
+        if given_up:  # the workers know, and have told decode
+            return False, refusal(given_up)
+        if asks.room:
+            return self._send(request, tables, asks, content)
+        return False, refusal(asks.not_sent) if asks.not_sent else None
 
     def _send(
-        self, request: Any, tables: tuple[list[int], ...], asks: Wanted, cut: bool, content: bytes
+        self, request: Any, tables: tuple[list[int], ...], asks: Wanted, content: bytes
     ) -> tuple[bool, dict[str, Any] | None]:
         name, tokens = request.request_id, request.num_prompt_tokens
-        why = ""
         if request.status not in COMPUTED or request.num_computed_tokens < tokens:
             why = f"prefill did not compute the prompt: {request.status.name}"
-        elif self._left_out and not cut:
-            why = "the prompt has no state that decode can use"
-        if why:
-            log.info("the state of request %s is not sent: %s", name, why)
-            if asks.known and not asks.another:  # decode may be waiting already
-                self._next.send[name] = Send(asks.room, tokens, why=why)
+            self._refuse(name, asks, tokens, why)
             return False, refusal(why)
         content = content or content_of_request(request, tokens)
         if not asks.another:
@@ -302,6 +303,12 @@ class SchedulerSide:
             if repeated:
                 self._next.repeated.add(repeated)
         return not asks.another, answer(asks.room, self._engine_id, self._addresses, content)
+
+    def _refuse(self, name: str, asks: Wanted, tokens: int, why: str) -> None:
+        """Say that the state of a request is not sent, also to a decode that may be waiting already."""
+        log.info("the state of request %s is not sent: %s", name, why)
+        if asks.known and not asks.another:
+            self._next.send[name] = Send(asks.room, tokens, why=why)
 
     # Each step.
 
@@ -358,7 +365,7 @@ class SchedulerSide:
     @property
     def settled(self) -> bool:
         """Whether nothing is left of any request."""
-        nothing = not (self.busy or self._wanted or self._leases or self._loading or self._cut or self._lacking)
+        nothing = not (self.busy or self._wanted or self._leases or self._loading or self._lacking)
         return nothing and not self._admission and not self._repeats and self.early.settled
 
     @property

@@ -36,7 +36,7 @@ class Request(NamedTuple):
 
 
 class SimulatedPair:
-    """Two engines that hand requests to each other.
+    """Engines that hand requests to each other: two, and a third behind them if a test asks for it.
 
     Args:
         model: The folder with the configuration of any model.
@@ -44,11 +44,11 @@ class SimulatedPair:
         at_once: Whether the router sends a request to both engines at once, and not to one after the other.
     """
 
-    def __init__(self, model: Path, sides: tuple[Side, Side], *, at_once: bool = False) -> None:
+    def __init__(self, model: Path, sides: Sequence[Side], *, at_once: bool = False) -> None:
         self.network, self.at_once = Network(), at_once
-        names = ("one", "other")
+        names = ("one", "other", "third")
         self.engines = [
-            SimulatedEngine(name, model, side, self.network) for name, side in zip(names, sides, strict=True)
+            SimulatedEngine(name, model, side, self.network) for name, side in zip(names, sides, strict=False)
         ]
         self.requests: dict[str, Request] = {}
         self._routed: set[str] = set()
@@ -169,4 +169,4 @@ def pair_of(
         Side(kinds, block, 1 + len(kinds) * -(-LONGEST // block) + left, rank, known=at_once, **more)
         for block, left, rank in zip(blocks, spare, ranks, strict=True)
     ]
-    return SimulatedPair(model, (sides[0], sides[1]), at_once=at_once)
+    return SimulatedPair(model, sides, at_once=at_once)

@@ -137,6 +137,11 @@ def test_the_first_model_runner(family: str, request: Any, families: Any, tmp_pa
 
 
 ROLES = ("kv_producer", "kv_both", "kv_consumer")
+CASES = [
+    *itertools.product(ROLES, (False, True), (False,), (4,)),
+    *itertools.product(ROLES, (False, True), (True,), (1, 4)),
+]
+"""A role, ``do_remote_prefill``, ``do_remote_decode``, and how many tokens are asked for."""
 NOBODY = {"room": "7", "peer": ["tcp://127.0.0.1:9"]}
 """As prefill's answer, for a server that receives nothing. A real one would be held for it until its deadline."""
 
@@ -147,7 +152,7 @@ def received(engine: Engine) -> int:
     return count
 
 
-@pytest.mark.parametrize("family", [pytest.param("hybrid", marks=pytest.mark.smoke), "llama", "windowed", *FAMILIES])
+@pytest.mark.parametrize("family", [pytest.param("windowed", marks=pytest.mark.smoke), "llama", "hybrid", *FAMILIES])
 @pytest.mark.shows(
     "every pair of flags on every role, and chains of three engines: the tokens of one without a connector"
 )
@@ -166,22 +171,22 @@ def test_every_pair_of_flags_on_every_role(family: str, request: Any, families: 
         for engine in engines.values():
             engine.wait_ready()
         whole = family in ("llama", "DeepSeek V2", "DeepSeek V3")
-        for number, case in enumerate(itertools.product(ROLES, (False, True), (False, True), (1, 6))):
+        for number, case in enumerate(CASES):
             role, receives, sends, count = case
             first, server = engines["kv_both" if role == "kv_producer" else "kv_producer"], engines[role]
             last = engines["kv_both" if role == "kv_consumer" else "kv_consumer"]
             before, behind = received(server), received(last)
-            name, prompt = f"request{number}", prompt_of(8000 + number, 60 + 23 * number % 150)
+            name, prompt = f"request{number}", prompt_of(8000 + number, 40 + 23 * number % 90)
+            alone = engines["alone"].run(name, prompt, 4).tokens
             given = NOBODY if role == "kv_producer" else {}
             if receives and role != "kv_producer":
                 given = first.run(f"{name} first", prompt, 1, dict(PREFILL)).params or {}
             made = server.run(name, prompt, count, {**given, "do_remote_prefill": receives, "do_remote_decode": sends})
-            end = last.run(f"{name} last", prompt, 6, made.params)
-            alone = engines["alone"].run(name, prompt, 6).tokens
+            if sends:
+                assert last.run(f"{name} last", prompt, 4, made.params).tokens == alone, case
             receives, sends = receives and role != "kv_producer", sends and role != "kv_consumer"
             sends = sends and (whole or (count == 1 and not receives))
             assert (received(server) - before, received(last) - behind) == (receives, sends), case
-            assert end.tokens == alone, case
             if whole or not sends:  # otherwise a router drops it, because it is that of a shorter prompt
                 assert made.tokens == alone[:count], case
         for engine in engines.values():

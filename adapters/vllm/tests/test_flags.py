@@ -27,31 +27,21 @@ FLAGS = list(itertools.product([False, True], repeat=2))
 """``do_remote_prefill`` and ``do_remote_decode``."""
 
 
-class Chain(SimulatedPair):
+def chain_of(model: Path, kinds: tuple[str, ...], role: str) -> SimulatedPair:
     """Prefill, the server that is looked at, and decode."""
+    return SimulatedPair(model, [Side(kinds, 4, 90, role=each) for each in ("kv_producer", role, "kv_consumer")])
 
-    def __init__(self, model: Path, kinds: tuple[str, ...], role: str) -> None:
-        super().__init__(model, [Side(kinds, 4, 90, role=each) for each in ("kv_producer", role, "kv_consumer")])
-        self.first, self.server, self.last = self.engines
 
-    def moves(self) -> None:
-        """A step of each engine, and everything that arrives meanwhile."""
-        for engine in self.engines:
-            engine.step()
-        while honest := [happen for kind, happen in self.network.events(kind=True) if kind in ("write", "arrive")]:
+def answer(chain: SimulatedPair, engine: SimulatedEngine, name: str) -> dict[str, Any]:
+    """What a router gets from an engine, while everything arrives that was sent."""
+    for _ in range(60):
+        if name in engine.ended:
+            return engine.ended[name].params or {}
+        for each in chain.engines:
+            each.step()
+        while honest := [happen for kind, happen in chain.network.events(kind=True) if kind in ("write", "arrive")]:
             honest[0]()
-
-    def answer(self, engine: SimulatedEngine, name: str) -> dict[str, Any]:
-        """What a router gets from the engine."""
-        for _ in range(60):
-            if name in engine.ended:
-                return engine.ended[name].params or {}
-            self.moves()
-        raise AssertionError(f"{name} has not ended")
-
-    def received(self) -> list[str]:
-        """Engines that received state, in this order."""
-        return [room.link.engine.name for room in self.network.rooms["receive"] if room.status is Status.SUCCEEDED]
+    raise AssertionError(f"{name} has not ended")
 
 
 @pytest.mark.parametrize("count", [1, 4])
@@ -62,39 +52,41 @@ class Chain(SimulatedPair):
 def test_the_tokens_are_those_of_one_server(
     configuration: Path, kinds: tuple[str, ...], role: str, flags: tuple[bool, bool], count: int
 ) -> None:
-    chain = Chain(configuration, kinds, role)
+    chain = chain_of(configuration, kinds, role)
+    first, server, last = chain.engines
     given: dict[str, Any] = {}
     if flags[0]:
-        chain.first.add("first", PROMPT, 1, PREFILL)
-        given = chain.answer(chain.first, "first")
-    said = {**given, "do_remote_prefill": flags[0], "do_remote_decode": flags[1]}
-    chain.server.add("server", PROMPT, count, said)
-    answer = chain.answer(chain.server, "server")
-    chain.last.add("last", PROMPT, 4, answer)
+        first.add("first", PROMPT, 1, PREFILL)
+        given = answer(chain, first, "first")
+    server.add("server", PROMPT, count, {**given, "do_remote_prefill": flags[0], "do_remote_decode": flags[1]})
+    said = answer(chain, server, "server")
+    last.add("last", PROMPT, 4, said)
     chain.settle()
 
     whole = kinds == ("full",)
     receives = flags[0] and role != "kv_producer"
     sends = flags[1] and role != "kv_consumer" and (whole or (count == 1 and not receives))
-    assert chain.received() == [name for name, moves in (("other", receives), ("third", sends)) if moves]
-    assert bool(answer.get("refused")) == (flags[1] and not sends)
-    assert chain.last.ended["last"].tokens == tokens_of(PROMPT, 4)
+    moved = [room.link.engine for room in chain.network.rooms["receive"] if room.status is Status.SUCCEEDED]
+    assert moved == [engine for engine, moves in ((server, receives), (last, sends)) if moves]
+    assert ("refused" in said) == (flags[1] and not sends)
+    assert last.ended["last"].tokens == tokens_of(PROMPT, 4)
     if whole or not sends:  # otherwise the answer has the token behind a shorter prompt, which a router drops
-        assert chain.server.ended["server"].tokens == tokens_of(PROMPT, count)
+        assert server.ended["server"].tokens == tokens_of(PROMPT, count)
 
 
 def test_all_answers_to_a_prompt_say_that_nothing_is_sent_on(configuration: Path) -> None:
     """The first receives, and the others compute the prompt. vLLM answers with what the last of them says."""
-    chain = Chain(configuration, ("recurrent", "full"), "kv_both")
-    chain.first.add("first", PROMPT, 1, PREFILL)
-    said = {**chain.answer(chain.first, "first"), "do_remote_decode": True}
+    chain = chain_of(configuration, ("recurrent", "full"), "kv_both")
+    first, server, _ = chain.engines
+    first.add("first", PROMPT, 1, PREFILL)
+    said = {**answer(chain, first, "first"), "do_remote_decode": True}
     names = [f"{number}_cmpl-a-0-0123abcd" for number in range(3)]
     for name in names:
-        chain.server.add(name, PROMPT, 1, said)
+        server.add(name, PROMPT, 1, said)
     for name in names:
-        assert "'do_remote_prefill', too" in chain.answer(chain.server, name)["refused"]
+        assert "'do_remote_prefill', too" in answer(chain, server, name)["refused"]
     chain.settle()
-    assert [chain.server.ended[name].tokens for name in names] == [tokens_of(PROMPT, 1)] * 3
+    assert [server.ended[name].tokens for name in names] == [tokens_of(PROMPT, 1)] * 3
 
 
 @pytest.mark.parametrize(
@@ -105,14 +97,15 @@ def test_decode_that_may_wait_already_hears_that_nothing_is_sent_on(
     configuration: Path, kinds: tuple[str, ...], leaves: bool, why: str
 ) -> None:
     """With an id of the router's, its room ends while the other server still receives, and not at the deadline."""
-    chain = Chain(configuration, kinds, "kv_both")
-    chain.first.add("first", PROMPT, 1, PREFILL)
-    said = {**chain.answer(chain.first, "first"), "do_remote_decode": True, "transfer_id": "xfer-7"}
-    chain.server.add("server", PROMPT, 4, said)
-    chain.server.step()
+    chain = chain_of(configuration, kinds, "kv_both")
+    first, server, _ = chain.engines
+    first.add("first", PROMPT, 1, PREFILL)
+    said = {**answer(chain, first, "first"), "do_remote_decode": True, "transfer_id": "xfer-7"}
+    server.add("server", PROMPT, 4, said)
+    server.step()
     if leaves:
-        chain.server.abort("server")
-        chain.server.step()
-    (room,) = [each for each in chain.network.rooms["send"] if each.link.engine is chain.server]
+        server.abort("server")
+        server.step()
+    (room,) = [each for each in chain.network.rooms["send"] if each.link.engine is server]
     assert why in room.given_up
     chain.settle()

@@ -162,7 +162,7 @@ class SchedulerSide:
         if asks.source is not None or (asks.another and asks.usual):
             return f"they have 'do_remote_prefill', too, and {KINDS} keeps no state that it could send on"
         if request.max_tokens > 1:
-            return f"it asks for {request.max_tokens} tokens, and {KINDS} sends the state only if asked for one"
+            return f"it asks for {request.max_tokens} tokens, and {KINDS} sends only if asked for one ('max_tokens')"
         # A request with logprobs of its prompt loads nothing on decode, which computes all of it. Embeddings have no
         # token that could be left out.
         whole = request.prompt_token_ids is None or request.get_skip_reading_prefix_cache()

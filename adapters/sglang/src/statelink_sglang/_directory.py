@@ -77,10 +77,11 @@ class Directory:
 
     Args:
         interval: Seconds between two questions to a server.
+        allow: Public keys that the links of prefill's ranks may have; ``None`` if they may have none.
     """
 
-    def __init__(self, interval: float = INTERVAL_SECONDS) -> None:
-        self._interval = interval
+    def __init__(self, interval: float = INTERVAL_SECONDS, allow: frozenset[str] | None = None) -> None:
+        self._interval, self._allow = interval, allow
         self.table: dict[str, Prefill] = {}
         self._misses: dict[str, int] = {}
         self._why: dict[str, str] = {}
@@ -128,7 +129,7 @@ class Directory:
     def _ask(self, address: str) -> None:
         """Runs on a thread of the pool."""
         try:
-            found = ask(address, ANSWER_SECONDS)
+            found = ask(address, ANSWER_SECONDS, self._allow)
         except (OSError, ValueError) as error:
             self._missed(address, str(error) or type(error).__name__)
         except Exception as error:  # a defect here must not end the questions

@@ -1,7 +1,8 @@
 """Which of prefill's DP ranks has a request, where the room alone does not say it.
 
 SGLang's controller on prefill may give a request to any DP rank. The scheduler that gets it tells the bootstrap server
-of its own server, and decode asks that server. Neither waits on a scheduler's thread, and both send many rooms at once.
+of its own server (`Registrar`), and decode asks that server. Neither waits on a scheduler's thread, and both send many
+rooms at once.
 """
 
 from __future__ import annotations
@@ -9,63 +10,24 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
 
 from statelink.backend import logger
 
-from ._http import ask_ranks, put_rooms
+from ._http import ask_ranks
 from ._server import MOST_ROOMS
 
-__all__ = ["Announcer", "RankFinder"]
+__all__ = ["RankFinder"]
 
 log = logger("statelink.sglang")
 
 PAUSE_SECONDS = 0.01
-"""Least seconds between two exchanges of one thread with one bootstrap server."""
+"""Least seconds between two questions of one thread to one bootstrap server."""
 LONGEST_PAUSE_SECONDS = 0.1
 """Seconds between two questions for rooms that no DP rank of prefill has got yet, in the end."""
 FAILED_PAUSE_SECONDS = 0.5
 """Seconds until a bootstrap server that did not answer is asked again."""
 RANK_ANSWER_SECONDS = 5.0
 """Seconds that a bootstrap server may take for an answer."""
-
-
-class Announcer:
-    """Tells the bootstrap server of prefill which rooms a DP rank has. A daemon thread does it, until the process ends.
-
-    Args:
-        address: ``host:port`` of the bootstrap server.
-        rank: The DP rank.
-        pause: Seconds until a server that did not answer is told again.
-
-    Attributes:
-        put: Takes a room. Does not block. Any thread.
-    """
-
-    def __init__(self, address: str, rank: int, pause: float = FAILED_PAUSE_SECONDS) -> None:
-        self._address, self._rank, self._pause = address, rank, pause
-        self._rooms: SimpleQueue[int] = SimpleQueue()
-        self.put: Callable[[int], None] = self._rooms.put
-        threading.Thread(target=self._run, name="statelink-announce", daemon=True).start()
-
-    def _run(self) -> None:
-        while True:
-            rooms = [self._rooms.get()]
-            while len(rooms) < MOST_ROOMS and not self._rooms.empty():
-                rooms.append(self._rooms.get())
-            while not self._told(rooms):
-                time.sleep(self._pause)
-            time.sleep(PAUSE_SECONDS)
-
-    def _told(self, rooms: Sequence[int]) -> bool:
-        try:
-            put_rooms(self._address, self._rank, rooms, RANK_ANSWER_SECONDS)
-        except (OSError, ValueError) as error:
-            log.warning(
-                "the bootstrap server %s does not take rooms of DP rank %d: %s", self._address, self._rank, error
-            )
-            return False
-        return True
 
 
 class RankFinder:

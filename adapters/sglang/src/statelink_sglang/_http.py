@@ -11,12 +11,16 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ._server import MAX_ANSWER, PATH, ROOMS_PATH, SCHEMA
+from ._proofs import KeyPair, key_in
+from ._server import KEY_HEADER, MAX_ANSWER, PATH, PROOF_HEADER, ROOMS_PATH, SCHEMA, Row
 
-__all__ = ["Found", "ask", "ask_ranks", "generate", "put", "put_rooms"]
+__all__ = ["Bootstrap", "Found", "ask", "ask_ranks", "generate"]
+
+MOST_SHOWN = 300
+"""Most characters of another server's text in one of ours."""
 
 
 class Found(NamedTuple):
@@ -39,70 +43,127 @@ class Found(NamedTuple):
         Raises:
             ValueError: The answer has another version or other fields, or names no ranks.
         """
-        try:
-            if content["schema"] != SCHEMA:
-                raise ValueError(f"version {content['schema']!r:.80} of its answers, not {SCHEMA}")
-            instances = tuple(
-                (str(each["instance"]), tuple(map(str, each["addresses"]))) for each in content["instances"]
-            )
-            port, follows = int(content["http_port"]), bool(content["follows"])
-        except (KeyError, TypeError, OverflowError) as error:
-            raise ValueError(f"an answer of another kind ({type(error).__name__}: {error})") from error
-        if not instances or not all(addresses for _, addresses in instances):
+        if content.get("schema", SCHEMA) != SCHEMA:
+            raise ValueError(f"version {_shown(content['schema']):.80} of its answers, not {SCHEMA}")
+        port, follows, listed = (content.get(key) for key in ("http_port", "follows", "instances"))
+        if type(port) is not int or type(follows) is not bool or type(listed) is not list:
+            raise ValueError("an answer of another kind")
+        if not listed:
             raise ValueError("an answer without ranks")
-        return cls(instances, port, follows)
+        return cls(tuple(map(_instance, listed)), port, follows)
 
 
-def put(address: str, row: dict[str, Any], timeout: float) -> None:
-    """Tell the server at ``address`` (``host:port``) where a rank is.
+def _instance(given: Any) -> tuple[str, tuple[str, ...]]:
+    """The name of an instance, and the addresses of its ranks, as a bootstrap server lists them.
 
     Raises:
-        OSError: It does not answer.
-        ValueError: It refuses.
+        ValueError: They are something else, or there is no address.
     """
-    status, content = _exchange(address, "PUT", PATH, row, timeout)
-    if status != 200:
-        raise ValueError(f"the bootstrap server at {address} answered {status}: {content.get('error', '')}")
+    name, addresses = (given.get(key) for key in ("instance", "addresses")) if type(given) is dict else (None, None)
+    if type(name) is not str or type(addresses) is not list or not all(type(each) is str for each in addresses):
+        raise ValueError("an answer of another kind")
+    if not addresses:
+        raise ValueError("an answer without ranks")
+    return name, tuple(addresses)
 
 
-def ask(address: str, timeout: float) -> Found:
+class Bootstrap:
+    """The bootstrap server of prefill, for a rank that puts something there. Belongs to one thread.
+
+    Args:
+        address: The server's, ``host:port``.
+        pair: The rank's keys.
+    """
+
+    def __init__(self, address: str, pair: KeyPair) -> None:
+        self.address = address
+        self._pair = pair
+        self._server = ""
+        """The public key of the server, which draws one with each start; empty until it is known."""
+
+    def put(self, row: Row, timeout: float) -> None:
+        """Tell the server where a rank is.
+
+        Args:
+            row: The rank.
+            timeout: Seconds for an answer. If the server was started anew, there are two.
+
+        Raises:
+            OSError: It does not answer.
+            ValueError: It refuses, or answers something else.
+        """
+        self._put(PATH, row._asdict(), timeout)
+
+    def put_rooms(self, dp_rank: int, rooms: Sequence[int], timeout: float) -> None:
+        """Tell the server which rooms a DP rank of prefill has.
+
+        Args:
+            dp_rank: The rank.
+            rooms: At most `MOST_ROOMS`.
+            timeout: As for `put`.
+
+        Raises:
+            OSError: It does not answer.
+            ValueError: It refuses, or answers something else.
+        """
+        self._put(ROOMS_PATH, {"schema": SCHEMA, "dp_rank": dp_rank, "rooms": list(rooms)}, timeout)
+
+    def _put(self, path: str, content: dict[str, Any], timeout: float) -> None:
+        body = _body(content)
+        for last in (False, True):
+            proof = self._pair.prove(self._server, path, body) if self._server else ""
+            headers = {KEY_HEADER: self._pair.public, PROOF_HEADER: proof}
+            status, answer = _exchange(self.address, "PUT", path, body, timeout, headers)
+            if status == 200:
+                return
+            key = answer.get("key")
+            if last or status != 401 or type(key) is not str:
+                raise _refusal(self.address, status, answer)
+            self._server = key
+
+
+def ask(address: str, timeout: float, allow: frozenset[str] | None = None) -> Found:
     """What the server at ``address`` (``host:port``) knows of prefill's ranks.
 
+    Args:
+        address: The server's.
+        timeout: Seconds for the answer.
+        allow: Public keys that the ranks' links may have; ``None`` if they may have none.
+
     Raises:
         OSError: It does not answer.
-        ValueError: It is another server, or not all ranks have told it where they are.
+        ValueError: It is another server, not all ranks have told it where they are, or a rank has another key.
     """
     status, content = _exchange(address, "GET", PATH, None, timeout)
     if status == 503 and "missing" in content:
-        raise ValueError(f"prefill at {address} is starting: {content['missing']!s:.80} are missing")
+        raise ValueError(f"prefill at {address} is starting: {_shown(content['missing']):.80} are missing")
     try:
         if status != 200:
             raise ValueError(f"HTTP status {status}")
-        return Found.read(content)
+        found = Found.read(content)
     except ValueError as error:
         raise ValueError(
             f"no prefill server of the same statelink-sglang answers at {address}: {error}; "
             "it must be started with --disaggregation-transfer-backend statelink, too"
         ) from error
+    for rank in (each for _, addresses in found.instances for each in addresses):
+        _check_key(rank, allow)
+    return found
 
 
-def put_rooms(address: str, dp_rank: int, rooms: Sequence[int], timeout: float) -> None:
-    """Tell the server at ``address`` (``host:port``) which rooms a DP rank of prefill has.
-
-    Args:
-        address: The server's.
-        dp_rank: The rank.
-        rooms: At most `MOST_ROOMS`.
-        timeout: Seconds for the answer.
-
-    Raises:
-        OSError: It does not answer.
-        ValueError: It refuses.
-    """
-    body = {"schema": SCHEMA, "dp_rank": dp_rank, "rooms": list(rooms)}
-    status, content = _exchange(address, "PUT", ROOMS_PATH, body, timeout)
-    if status != 200:
-        raise ValueError(f"the bootstrap server at {address} answered {status}: {content.get('error', '')}")
+def _check_key(rank: str, allow: frozenset[str] | None) -> None:
+    """Refuse a rank of prefill to whose link this server's link would not speak."""
+    key, link = key_in(rank), rank.partition("@")[0]
+    if bool(key) != (allow is not None):
+        raise ValueError(
+            f"the link of prefill's rank at {link:.80} has {'keys' if key else 'no keys'}, and this server's link has "
+            f"{'none' if key else 'some'}: configure 'keys' on both servers, or on neither"
+        )
+    if allow is not None and key not in allow:
+        raise ValueError(
+            f"the link of prefill's rank at {link:.80} has the key {key}, which this server does not allow: add it to "
+            "'allow' of 'keys'"
+        )
 
 
 def ask_ranks(address: str, rooms: Sequence[int], timeout: float) -> dict[int, int]:
@@ -117,13 +178,13 @@ def ask_ranks(address: str, rooms: Sequence[int], timeout: float) -> dict[int, i
         OSError: It does not answer.
         ValueError: It refuses, or answers something else.
     """
-    status, content = _exchange(address, "POST", ROOMS_PATH, {"schema": SCHEMA, "rooms": list(rooms)}, timeout)
+    status, content = _exchange(address, "POST", ROOMS_PATH, _body({"schema": SCHEMA, "rooms": list(rooms)}), timeout)
     if status != 200:
-        raise ValueError(f"the bootstrap server at {address} answered {status}: {content.get('error', '')}")
-    try:
-        return {int(room): int(rank) for room, rank in content["ranks"].items()}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"the bootstrap server at {address} gave an answer of another kind") from error
+        raise _refusal(address, status, content)
+    ranks, asked = content.get("ranks"), {str(room): room for room in rooms}
+    if type(ranks) is not dict or not all(type(rank) is int for rank in ranks.values()):
+        raise ValueError(f"the bootstrap server at {address} gave an answer of another kind")
+    return {asked[room]: rank for room, rank in ranks.items() if room in asked}
 
 
 def generate(address: str, payload: dict[str, Any], timeout: float) -> None:
@@ -133,26 +194,45 @@ def generate(address: str, payload: dict[str, Any], timeout: float) -> None:
         OSError: It does not answer.
         ValueError: It refuses.
     """
-    status, content = _exchange(address, "POST", "/generate", payload, timeout)
+    status, content = _exchange(address, "POST", "/generate", _body(payload), timeout)
     if status >= 400:
-        raise ValueError(f"the server at {address} answered {status}: {json.dumps(content):.300}")
+        raise ValueError(f"the server at {address} answered {status}: {_shown(content)}")
 
 
-def _exchange(address: str, method: str, path: str, body: Any, timeout: float) -> tuple[int, dict[str, Any]]:
+def _body(content: dict[str, Any]) -> bytes:
+    return json.dumps(content).encode()
+
+
+def _refusal(address: str, status: int, content: dict[str, Any]) -> ValueError:
+    return ValueError(f"the bootstrap server at {address} answered {status}: {_shown(content.get('error', ''))}")
+
+
+def _shown(given: Any) -> str:
+    """What another server said, with escapes for characters that a log or an answer may not take."""
+    try:
+        shown = json.dumps(given)
+    except RecursionError:
+        return "something that is nested too deeply"
+    return (shown[1:-1] if type(given) is str else shown)[:MOST_SHOWN]
+
+
+def _exchange(
+    address: str, method: str, path: str, body: bytes | None, timeout: float, headers: Mapping[str, str] | None = None
+) -> tuple[int, dict[str, Any]]:
     """One exchange, of about ``timeout`` seconds at most. A request may name any server, so none is trusted."""
     end = time.monotonic() + timeout
     try:
         connection = http.client.HTTPConnection(address, timeout=timeout)
         connection.connect()
-    except http.client.HTTPException as error:
+    except (http.client.HTTPException, OverflowError) as error:
         raise ValueError(f"{address} is no address of a server: {error}") from error
     # The socket's own limit begins again with each byte.
     watch = threading.Timer(end - time.monotonic(), _cut, (connection.sock,))
     watch.daemon = True
     watch.start()
     try:
-        headers = {} if body is None else {"Content-Type": "application/json"}
-        connection.request(method, path, None if body is None else json.dumps(body).encode(), headers)
+        kind = {} if body is None else {"Content-Type": "application/json"}
+        connection.request(method, path, body, {**kind, **(headers or {})})
         answer = connection.getresponse()
         raw = answer.read(MAX_ANSWER)
     except http.client.HTTPException as error:

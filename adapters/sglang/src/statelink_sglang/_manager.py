@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,13 +25,15 @@ from statelink.errors import ConfigError, StatelinkError
 from ._calls import Calls
 from ._declines import Declines
 from ._directory import Directory, Prefill
-from ._dp_ranks import Announcer, RankFinder
+from ._dp_ranks import RankFinder
 from ._hooks import making_manager
-from ._http import put
+from ._http import Bootstrap
 from ._inventory import Pools, describe_pools
 from ._limits import Server, check_server
 from ._options import read_options
+from ._proofs import KeyPair, allowed
 from ._recompute import Recomputed, recompute
+from ._registrar import Registrar
 from ._server import SCHEMA, Row
 
 if TYPE_CHECKING:
@@ -47,9 +48,6 @@ LOOPBACK = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
 
 FOLLOW = "follow_bootstrap_room"
 """SGLang's name for choosing a DP rank by the room."""
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0
-"""Seconds between two tries to reach the bootstrap server, which starts after the schedulers."""
 
 SUSPENDING_SECONDS = 30.0
 """Seconds in which transfers have to end before SGLang gives its memory away."""
@@ -183,14 +181,12 @@ class Manager(BaseKVManager):
         self._finder: RankFinder | None = None
         self.follows = _follows(parallel)
         """Whether a request's room says which DP rank of this prefill server has it."""
-        self._announcer: Announcer | None = None
+        self._registrar: Registrar | None = None
         if self.role == "decode":
-            self._directory, self._finder = Directory(), RankFinder()
+            self._directory, self._finder = Directory(allow=allowed(self._options.keys)), RankFinder()
             self.raise_limit(queue.transfer_queue)
         else:
             self.calls = Calls()
-            if not self.follows and self.dp[1] > 1 and self._rank == 0:
-                self._announcer = Announcer(_bootstrap_address(), self.dp[0])
             self.register_to_bootstrap()
         log.info(
             "Statelink backend %r moves %s of this %s rank %d of %d%s; its link listens at %s",
@@ -309,7 +305,7 @@ class Manager(BaseKVManager):
     # Prefill: the bootstrap server.
 
     def register_to_bootstrap(self) -> None:
-        """Tell the bootstrap server where this rank is, on a thread, until it answers. Does not block."""
+        """Tell the bootstrap server where this rank is, again and again, on a thread. Does not block."""
         row = Row(
             SCHEMA,
             self._inventory.instance,
@@ -320,16 +316,18 @@ class Manager(BaseKVManager):
             follows=self.follows,
             http_port=get_serving().port,
         )
-        where = _bootstrap_address()
-        threading.Thread(target=_register, args=(where, row), name="statelink-register", daemon=True).start()
+        if self._registrar is None:
+            self._registrar = Registrar(Bootstrap(_bootstrap_address(), KeyPair(self._options.keys)), row)
+        else:
+            self._registrar.register(row)
 
     def announce(self, room: int) -> None:
         """Tell decode that a request came to this DP rank, as its room does not say it. Does not block.
 
         One rank tells it for all ranks of the DP rank.
         """
-        if self._announcer is not None:
-            self._announcer.put(room)
+        if self._registrar is not None and not self.follows and self.dp[1] > 1 and self._rank == 0:
+            self._registrar.announce(room)
 
     # Decode: where prefill is. `prefill_info_table` and the names of these methods are SGLang's.
 
@@ -488,18 +486,3 @@ def _identity(config: Any) -> str:
     numbers = (config.num_hidden_layers, config.hidden_size, config.vocab_size)
     names = ",".join(getattr(config.hf_config, "architectures", None) or [type(text).__name__])
     return f"sglang, {names}, {'x'.join(map(str, numbers))}"
-
-
-def _register(where: str, row: Row) -> None:
-    """Runs on a thread of its own, until the server has answered."""
-    pause = FIRST_PAUSE
-    while True:
-        try:
-            put(where, row._asdict(), timeout=5.0)
-            log.info("rank %d of %d is registered at the bootstrap server %s", row.rank, row.ranks, where)
-            return
-        except (OSError, ValueError) as error:
-            level = logging.DEBUG if pause < LONGEST_PAUSE else logging.WARNING
-            log.log(level, "the bootstrap server %s does not take this rank: %s", where, error)
-        time.sleep(pause)
-        pause = min(pause * 2, LONGEST_PAUSE)

@@ -43,6 +43,15 @@ class Options(NamedTuple):
     model: str
     rows_optional: bool
 
+    @property
+    def keys(self) -> statelink.Keys | None:
+        """The link's keys, as `statelink.open` finds them: in its configuration, or else in the environment.
+
+        Raises:
+            ConfigError: They cannot be used.
+        """
+        return self.link.keys or statelink.Keys.from_environment()
+
 
 def read_options(role: str, environment: Mapping[str, str] | None = None) -> Options:
     """The options in the environment: JSON, or the path of a file with JSON. ``auto`` if there are none.

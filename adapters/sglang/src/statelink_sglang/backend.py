@@ -12,28 +12,32 @@ from ._content import content_of_request
 from ._declines import Declines
 from ._deferred import around_is_fully_idle, around_resolve
 from ._directory import Directory, Instance, Prefill
-from ._dp_ranks import Announcer, RankFinder
+from ._dp_ranks import RankFinder
 from ._failure import TransferFailed
 from ._hooks import Announced, announcing, around_init_kv_manager
-from ._http import ask_ranks, put, put_rooms
+from ._http import Bootstrap, ask_ranks
 from ._inventory import Pools, describe_pools
 from ._items import drop_prefix
 from ._limits import TESTED_STATE, Server, check_server
 from ._manager import Manager, Timeouts
 from ._options import ALLOWED, VARIABLE, read_options
+from ._proofs import KeyPair, allowed
 from ._receiver import Receiver
+from ._registrar import Registrar
 from ._rows import FIRST_TOKEN, first_token
 from ._samples import ROOMS, STRIDE, around_handle_batch, around_send, room_of_sample
 from ._seam import SCHEDULER, SEAM, loaded
 from ._sender import Sender
-from ._server import MOST_ROOMS, PATH, ROOMS_PATH, SCHEMA, BootstrapServer
+from ._server import KEY_HEADER, MOST_ROOMS, PATH, PROOF_HEADER, ROOMS_PATH, SCHEMA, BootstrapServer, Row
 from ._stages import around_pop_bootstrapped
 
 __all__ = [
     "ALLOWED",
     "FIRST_TOKEN",
+    "KEY_HEADER",
     "MOST_ROOMS",
     "PATH",
+    "PROOF_HEADER",
     "ROOMS",
     "ROOMS_PATH",
     "SCHEDULER",
@@ -43,21 +47,25 @@ __all__ = [
     "TESTED_STATE",
     "VARIABLE",
     "Announced",
-    "Announcer",
+    "Bootstrap",
     "BootstrapServer",
     "Calls",
     "Declines",
     "Directory",
     "Instance",
+    "KeyPair",
     "Manager",
     "Pools",
     "Prefill",
     "RankFinder",
     "Receiver",
+    "Registrar",
+    "Row",
     "Sender",
     "Server",
     "Timeouts",
     "TransferFailed",
+    "allowed",
     "announcing",
     "around_decode_add",
     "around_handle_batch",
@@ -74,8 +82,6 @@ __all__ = [
     "drop_prefix",
     "first_token",
     "loaded",
-    "put",
-    "put_rooms",
     "read_options",
     "room_of_sample",
 ]

@@ -76,7 +76,7 @@ class Side(Manager, Memory):
         self.calls = backend.Calls()
         self.role, self._reopens = role, False
         self._groups: list[Any] = []
-        self.stages, self.has_rows, self.follows, self._announcer, self._finder = 1, True, True, None, None
+        self.stages, self.has_rows, self.follows, self._registrar, self._finder = 1, True, True, None, None
         self.timeouts = Timeouts(bootstrap=60.0, waiting=60.0)
         self.prefill_info_table = dict[str, Prefill]()
         self.declines = backend.Declines()

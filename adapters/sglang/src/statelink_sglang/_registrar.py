@@ -25,7 +25,7 @@ PERIOD_SECONDS = 3.0
 """Seconds between two registrations. A bootstrap server forgets a rank after a little more than three of them."""
 FAILED_PAUSE_SECONDS = 0.5
 """Seconds until a bootstrap server that did not take something is told again."""
-ANSWER_SECONDS = 5.0
+PUT_ANSWER_SECONDS = 5.0
 """Seconds that a bootstrap server may take for an answer."""
 ROOMS_PAUSE_SECONDS = 0.01
 """Least seconds between two messages with rooms."""
@@ -103,11 +103,11 @@ class Registrar:
 
     def _told_rank(self, row: Row) -> bool:
         what = f"rank {row.rank} of {row.ranks} of DP rank {row.dp_rank}"
-        return self._told(what, lambda: self._bootstrap.put(row, ANSWER_SECONDS))
+        return self._told(what, lambda: self._bootstrap.put(row, PUT_ANSWER_SECONDS))
 
     def _told_rooms(self, dp_rank: int, rooms: list[int]) -> bool:
         what = f"rooms of DP rank {dp_rank}"
-        return self._told(what, lambda: self._bootstrap.put_rooms(dp_rank, rooms, ANSWER_SECONDS))
+        return self._told(what, lambda: self._bootstrap.put_rooms(dp_rank, rooms, PUT_ANSWER_SECONDS))
 
     def _told(self, what: str, tell: Callable[[], None]) -> bool:
         where, (former, times) = self._bootstrap.address, self._failed.get(what, ("", 0))

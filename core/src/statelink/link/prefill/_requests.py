@@ -129,18 +129,27 @@ class Requests:
             return
         room = self._room(number)
         waits = room is not None and room.status not in ENDED and not room.bound
-        if room is not None and waits and message.declined:
+        declined = message.declined
+        if room is not None and waits and declined:
+            # Another rank has asked to keep the room: it will ask for it, or decline it, too.
+            room.keepers -= {rank.name}
+            declined = not room.keepers
+        if room is not None and waits and declined:
             self._tombstones.meet(use)
+            informed = {rank.name: asking.instance}
+            earlier = self._tombstones.given_up(number, asking.instance)
+            if earlier is not None:  # other ranks of the instance, which declined it before
+                informed |= self._belonged(room, earlier)
             # If the room was opened after the use had ended on decode, it may have been meant for decode's next use.
             if room.opened > self._context.now() - message.ended_ms_ago / 1000:
                 given_up = GivenUp(message.reason, asking.instance)
                 given_up.join(asking, message.generation)
                 given_up.declined = True
                 self._tombstones.spend(number, given_up)
-            room.fail_known(message.reason, {rank.name: asking.instance}, rank.expected)
+            room.fail_known(message.reason, informed, rank.expected)
             return
         given_up = self._tombstones.give_up(
-            number, asking, message.generation, message.reason, attached=attached, declined=message.declined
+            number, asking, message.generation, message.reason, attached=attached, declined=declined
         )
         if not counts:
             return
@@ -160,7 +169,7 @@ class Requests:
         """Handle a rank's Keep. One that comes before the room is opened does nothing: decode repeats it."""
         room = self._room(message.room)
         if room is not None and rank.plan is not None and not room.bound:
-            room.keep(message.lease_ms / 1000)
+            room.kept_by(rank, message.lease_ms / 1000)
 
     def declines(self, message: wire.Request) -> bool:
         """Whether a request of an unknown rank is new. It is refused then, and counts as answered from now on."""

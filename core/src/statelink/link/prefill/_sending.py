@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from statelink._arguments import words
 from statelink.errors import ClosedError
 from statelink.link._room import Room
 from statelink.link._status import Status
@@ -116,6 +117,25 @@ class Sending(Room):
         not counted before there is proof.
         """
         return self._state.settled
+
+    @property
+    def claimed(self) -> bool:
+        """Whether a decode rank that is not lost has said a word of the room: it asked for it, or asked to keep it."""
+        return self._state.claimed
+
+    def abort_unclaimed(self, why: str) -> None:
+        """Give the room up, unless it is `claimed`. Does not block; does nothing once the room has ended.
+
+        For an engine that needs the memory of requests which may have been lost on their way to decode. A decode that
+        comes after all is told so (``room.unclaimed``).
+
+        Args:
+            why: The cause, for the reason on both sides.
+        """
+        state = self._state
+        state.context.check_process()
+        said = words(why)
+        state.context.post(lambda: state.abort_unclaimed(said))
 
     def _named_memory(self) -> str:
         return "its first push was made" if self._checks.begun else ""

@@ -51,11 +51,13 @@ class SendingState(RoomState):
     Attributes:
         standings: How the room stands on the other ranks; ``None`` before the engine asks.
         begun: Whether the control thread knows the room.
+        keepers: Link names of the decode ranks that have asked to keep the room. Any thread may read them.
     """
 
     role = "prefill"
     standings: Standings | None = None
     begun = False
+    keepers: frozenset[str] = frozenset()
     _pushes = 0
     _complete = False
     _agreed = False
@@ -114,6 +116,18 @@ class SendingState(RoomState):
             self.standings = Standings(self._siblings.count)
             self.context.post(lambda: self._siblings.ask(self))
         return self.standings.least(self.status)
+
+    # What decode has said of the room.
+
+    @property
+    def claimed(self) -> bool:
+        """See `Sending.claimed`. Any thread."""
+        return self.bound or bool(self.keepers) or self._requests.missing(self) is not None
+
+    def kept_by(self, rank: DecodeRank, seconds: float) -> None:
+        """A rank will need the room within ``seconds``."""
+        self.keepers |= {rank.name}
+        self.keep(seconds)
 
     # The instance that the room belongs to.
 
@@ -300,7 +314,8 @@ class SendingState(RoomState):
             self._ranks.send(delivery.say_drained())  # the first Drained may have been lost: repeat it
 
     def rank_lost(self, rank: DecodeRank, why: str) -> None:
-        """A decode rank was lost: the room fails, unless that rank has everything."""
+        """A decode rank was lost: the room fails if it belongs to it, unless that rank has everything."""
+        self.keepers -= {rank.name}
         delivery = self._deliveries.get(rank.name)
         if delivery is not None and not delivery.received:
             self.fail(self.reason_for("peer.lost", "decode was lost", why, peer=rank.name))
@@ -342,6 +357,12 @@ class SendingState(RoomState):
     def abort(self, why: str) -> None:
         """See `RoomState.abort`."""
         self.fail(self.reason_for("room.aborted", "prefill aborted the request", why))
+
+    def abort_unclaimed(self, why: str) -> None:
+        """See `Sending.abort_unclaimed`."""
+        if not self.claimed:
+            hint = "does each request reach decode, and soon? a router or decode's server may have dropped it"
+            self.fail(self.reason_for("room.unclaimed", "prefill gave up a room that nobody asked for", why, hint))
 
     def expire(self) -> None:
         """See `RoomState.expire`."""

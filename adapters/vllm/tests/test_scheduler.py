@@ -103,14 +103,19 @@ def test_of_a_request_that_a_router_sends_again_only_the_last_state_is_held(conf
     assert len(pair.network.rooms["receive"]) == 3
 
 
-def test_a_state_that_decode_has_asked_for_is_not_given_up(configuration: Path) -> None:
+@pytest.mark.parametrize("spare", [30, 0], ids=["asked for", "asked to keep"])
+def test_a_state_that_decode_has_claimed_is_not_given_up(configuration: Path, spare: int) -> None:
     """A client uses one id for two requests of one prompt, and both are served."""
-    pair = pair_for(configuration)
+    pair = pair_of(configuration, ("full",), blocks=(4, 4), spare=(30, spare))
     prefill, decode = pair.engines
+    if not spare:  # a request of another client has the blocks
+        decode.add("other", STREAMS[1][:36], 4, None)
+        decode.step()
     names = "cmpl-a-0-0123abcd", "cmpl-a-0-89abcdef"
     prefill.add(names[0], PROMPT, 1, PREFILL)
     decode.add(names[0], PROMPT, 4, *answers(prefill, names[0]))
     decode.step()
+    assert bool(pair.network.rooms["receive"]) is not bool(pair.network.kept)
     prefill.add(names[1], PROMPT, 1, PREFILL)
     (given,) = answers(prefill, names[1])
     assert not any(room.given_up for room in pair.network.rooms["send"])

@@ -65,9 +65,9 @@ def test_what_was_never_in_danger_is_not_held(pool: BlockPool) -> None:
 
 
 def test_what_ranks_say_adds_up() -> None:
-    together = said(unquiet=1).aggregate(said(unquiet=1, quiet=1))
-    assert together == said(unquiet=2, quiet=1)
-    assert together
+    one, other = FromWorker(Counter(r=1), claimed={"a"}), FromWorker(Counter(r=1), Counter(r=1), claimed={"b"})
+    assert one.aggregate(other) == FromWorker(Counter(r=2), Counter(r=1), claimed={"a", "b"})
+    assert FromWorker(claimed={"a"})
     assert not FromWorker()
 
 
@@ -84,10 +84,12 @@ def test_messages_go_from_process_to_process() -> None:
         abort={"c"},
         keep={"e": Keep(9, "prefill", 30.0)},
         again={"d"},
+        unclaimed={"f": "others wait"},
         addresses=("tcp://127.0.0.1:2",),
     )
     assert pickle.loads(pickle.dumps(step)) == step
     assert step
+    assert ToWorker(unclaimed={"f": ""})
     assert not ToWorker()
 
 

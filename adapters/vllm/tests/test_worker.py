@@ -14,7 +14,7 @@ from support.caches import attention, make_cache, model_of
 import statelink
 from statelink import LinkConfig, Status, state
 from statelink.errors import Reason, RoomError
-from statelink_vllm.connector import Keep, Leftovers, Receive, Send, ToWorker, WorkerSide, describe_cache
+from statelink_vllm.connector import FromWorker, Keep, Leftovers, Receive, Send, ToWorker, WorkerSide, describe_cache
 
 pytestmark = pytest.mark.smoke
 
@@ -31,7 +31,8 @@ class Room:
         self.reason: Reason | None = None
         self.report = SimpleNamespace(transferred=0.001, moved={})
         self.waits: list[bool] = []
-        self.soon = False
+        self.soon = self.claimed = False
+        self.given_up: list[str] = []
 
     def wait(self, timeout: float, *, quiesced: bool) -> Status:
         assert 0 < timeout <= 0.005
@@ -41,6 +42,9 @@ class Room:
         return self.status
 
     def push(self, items: Mapping[str, Any]) -> None: ...
+
+    def abort_unclaimed(self, why: str) -> None:
+        self.given_up.append(why)
 
     def end(self, code: str = "") -> None:
         self.status, self.quiesced = Status.FAILED if code else Status.SUCCEEDED, True
@@ -195,11 +199,21 @@ def test_prefill_is_asked_to_keep_what_waits_for_blocks(worker: WorkerSide, link
     assert worker.settled
 
 
+def test_a_rank_gives_up_what_it_is_told_to_unless_decode_has_claimed_it(worker: WorkerSide, link: Link) -> None:
+    worker.begin(ToWorker(send={name: Send(at, 16, ([at],)) for at, name in enumerate("abcd", 3)}))
+    link.rooms[3].claimed = link.rooms[5].claimed = True
+    worker.begin(ToWorker(unclaimed={"a": "others wait", "b": "others wait", "c": "", "d": "", "gone": "others wait"}))
+    assert [link.rooms[at].given_up for at in (3, 4, 5, 6)] == [[], ["others wait"], [], []]
+    assert worker.said() == FromWorker(claimed={"a", "c"})
+    assert worker.said() is None
+
+
 @pytest.mark.parametrize(
     ("code", "level", "counts"),
     [
         ("room.declined", logging.INFO, {"Transfers": 0, "Declined": 1}),
         ("room.aborted", logging.WARNING, {"Transfers": 0, "Failed: room.aborted": 1}),
+        ("room.unclaimed", logging.DEBUG, {"Transfers": 0, "Failed: room.unclaimed": 1}),
     ],
 )
 def test_what_decode_does_not_want_is_no_failure_of_prefill(
@@ -208,7 +222,7 @@ def test_what_decode_does_not_want_is_no_failure_of_prefill(
     worker.begin(SENT)
     link.rooms[7].end(code)
     log = logging.getLogger("vllm.statelink")
-    with caplog.at_level(logging.INFO, log.name), mock.patch.object(log, "handle") as handle:
+    with caplog.at_level(logging.DEBUG, log.name), mock.patch.object(log, "handle") as handle:
         assert worker.results() == ({"a"}, set(), set())
     (record,) = [call.args[0] for call in handle.call_args_list]
     assert (record.levelno, "it ended so" in record.getMessage()) == (level, True)

@@ -15,8 +15,8 @@ __all__ = ["Leases"]
 
 LONGEST = 3600.0
 """Most seconds that prefill is asked for at once. Prefill never gives more than its own ``deadline``."""
-PAUSE = 10.0
-"""Most seconds between two messages about a request."""
+PAUSE = 2.0
+"""Most seconds between two messages about a request. Prefill may give up one of which it hears nothing for longer."""
 
 
 class Leases:

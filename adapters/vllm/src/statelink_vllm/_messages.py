@@ -134,6 +134,8 @@ class ToWorker(KVConnectorMetadata):
         open: Requests of which parts may be sent before their end.
         chunks: Such parts.
         withdraw: Requests of which nothing is sent any more that has not begun to be sent.
+        unclaimed: Requests to give up, and why, unless decode has said a word of them. With an empty reason, ranks only
+            say whether it has.
         addresses: Addresses of the links of all ranks of this server. Sent once, before the first request.
         idle: Whether no model runs in this step, and no other rank waits for its end.
     """
@@ -147,6 +149,7 @@ class ToWorker(KVConnectorMetadata):
     open: dict[str, Open] = field(default_factory=dict)
     chunks: dict[str, Chunk] = field(default_factory=dict)
     withdraw: set[str] = field(default_factory=set)
+    unclaimed: dict[str, str] = field(default_factory=dict)
     addresses: tuple[str, ...] = ()
     idle: bool = False
 
@@ -154,7 +157,7 @@ class ToWorker(KVConnectorMetadata):
         """Whether a worker has anything to do."""
         early = self.open or self.chunks or self.withdraw
         own = self.send or self.receive or self.abort or self.repeated or self.keep or self.again
-        return bool(own or self.addresses or early)
+        return bool(own or self.addresses or early or self.unclaimed)
 
 
 @dataclass
@@ -166,12 +169,14 @@ class FromWorker(KVConnectorWorkerMetadata):
         quiet: How many of these ranks have proven that nothing is written any more.
         lacking: Blocks that lack tokens in front of a window; see `Group.lacking`.
         settled: For a request and the number of a chunk, how many ranks do not read it any more.
+        claimed: Those of `ToWorker.unclaimed` of which decode has said a word.
     """
 
     unquiet: Counter[str] = field(default_factory=Counter)
     quiet: Counter[str] = field(default_factory=Counter)
     lacking: dict[str, set[int]] = field(default_factory=dict)
     settled: Counter[tuple[str, int]] = field(default_factory=Counter)
+    claimed: set[str] = field(default_factory=set)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> FromWorker:
         """What two ranks say together."""
@@ -179,8 +184,9 @@ class FromWorker(KVConnectorWorkerMetadata):
         names = self.lacking.keys() | other.lacking.keys()
         lacking = {name: self.lacking.get(name, set()) | other.lacking.get(name, set()) for name in names}
         settled = self.settled + other.settled
-        return FromWorker(self.unquiet + other.unquiet, self.quiet + other.quiet, lacking, settled)
+        claimed = self.claimed | other.claimed
+        return FromWorker(self.unquiet + other.unquiet, self.quiet + other.quiet, lacking, settled, claimed)
 
     def __bool__(self) -> bool:
         """Whether a rank says anything."""
-        return bool(self.unquiet or self.quiet or self.lacking or self.settled)
+        return bool(self.unquiet or self.quiet or self.lacking or self.settled or self.claimed)

@@ -15,16 +15,18 @@ from vllm.v1.request import RequestStatus
 
 from statelink.errors import ConfigError
 
-from ._admission import Admission
+from ._admission import Admission, blocks_needed
 from ._content import content_of_request
 from ._early import EarlyChunks
 from ._held import HeldBlocks
 from ._leases import Leases
 from ._messages import Address, FromWorker, Receive, Send, Tables, ToWorker
+from ._misdirected import Misdirected
 from ._params import Source, Wanted, answer, refusal, wanted
 from ._places import place_of
 from ._repeats import Repeats
 from ._retries import Retries
+from ._unclaimed import Unclaimed
 
 if TYPE_CHECKING:
     from ._options import Options
@@ -88,6 +90,7 @@ class SchedulerSide:
         self._wanted: dict[str, Wanted] = {}
         """What each request wants that came with ``kv_transfer_params``, until it ends. A source is taken once."""
         self._leases = Leases(options.link.deadline)
+        self._misdirected = Misdirected()
         self._loading: dict[str, _Loading] = {}
         self._lacking: dict[str, set[int]] = {}
         """Per request that is received, blocks that lack tokens in front of a window, as far as ranks have said."""
@@ -96,6 +99,9 @@ class SchedulerSide:
         self.retries = Retries()
         self._repeats = Repeats()
         self._admission = Admission(beyond)
+        self._unclaimed = Unclaimed()
+        self._looked_at: Any = None
+        """The request that vLLM looked at last in this step, if it has got no blocks."""
         self.early = EarlyChunks(early, cache)
 
     def bind(self, manager: Any) -> None:
@@ -105,6 +111,7 @@ class SchedulerSide:
         self.early.bind(manager.block_pool)
         self.retries.bind(manager)
         self._admission.bind(manager)
+        self._unclaimed.bind(manager.block_pool)
 
     def set_addresses(self, found: Mapping[tuple[int, int], Any]) -> None:
         """Take the address of each worker's link, by pipeline stage and rank of tensor parallelism.
@@ -208,6 +215,7 @@ class SchedulerSide:
 
         ``None``: vLLM has to ask again, when there are more free blocks.
         """
+        self._looked_at = request
         if self._source(request) is None:
             return 0, False
         count = self.tokens(request.num_prompt_tokens) - computed
@@ -222,6 +230,7 @@ class SchedulerSide:
 
     def allocated(self, request: Any, blocks: Any, external: int) -> None:
         """A request has its blocks. Called again after the state was received, and after a preemption."""
+        self._looked_at = None
         source = self._taken(request)
         if source is None:
             self._admission.end(request.request_id)
@@ -230,7 +239,7 @@ class SchedulerSide:
         if external > 0:
             self._admission.begin(request)
             tables = self._cache.select_transfer_block_ids(blocks.get_block_ids())
-            self._next.receive[name] = Receive(
+            received = Receive(
                 *source,
                 tokens,
                 tokens - external,
@@ -238,12 +247,23 @@ class SchedulerSide:
                 content=content_of_request(request, tokens),
                 answered=self._wanted[name].answered,
             )
+            self._next.receive[name] = received
             self._loading[name] = _Loading(request, tables)
+            if received.for_another:
+                self._misdirected.add(name, source, tokens)
+            else:
+                self._misdirected.drop(source.room)
         else:
-            # The room of another request is not this one's to decline.
-            if self._wanted[name].answered in (b"", content_of_request(request, tokens)):
-                why = "decode needs nothing: it has the prompt's state"
-                self._next.receive[name] = Receive(*source, tokens, why=why)
+            self._decline(request, source, self._wanted[name], "decode needs nothing: it has the prompt's state")
+
+    def _decline(self, request: Any, source: Source, asks: Wanted, why: str) -> None:
+        """Tell prefill that a request needs no state. The room of another request is not this one's to decline."""
+        name, tokens = request.request_id, self.tokens(request.num_prompt_tokens)
+        if asks.answered in (b"", content_of_request(request, tokens)):
+            self._next.receive[name] = Receive(*source, tokens, why=why)
+            self._misdirected.drop(source.room)
+        else:
+            self._misdirected.add(name, source, tokens)
 
     def _source(self, request: Any) -> Source | None:
         """Where the state of a request comes from, if it is to be received and was not yet."""
@@ -275,8 +295,7 @@ class SchedulerSide:
         self._admission.end(name)
         content, given_up = self.early.ended(name)
         if source is not None:  # it never got blocks
-            count = self.tokens(request.num_prompt_tokens)
-            self._next.receive[name] = Receive(*source, count, why="decode gave the request up before it had memory")
+            self._decline(request, source, asks, "decode gave the request up before it had memory")
         elif name in self._loading:  # vLLM holds its blocks until the worker says that nothing writes to them
             self._next.abort.add(name)
         elif self.retries.drop(name):
@@ -299,6 +318,7 @@ class SchedulerSide:
         if not asks.another:
             moved = self._cache.select_transfer_block_ids(tables)
             self._next.send[name] = Send(asks.room, tokens, moved, content=content)
+            self._unclaimed.add(name, tables)
             repeated = self._repeats.computed(name, content)
             if repeated:
                 self._next.repeated.add(repeated)
@@ -322,9 +342,20 @@ class SchedulerSide:
         self._admission.next_step()
         self.early.plan(output, self._next)
         self._next.again |= self.retries.ready()
+        wanted = {each.source.room for each in self._wanted.values() if each.source} if self._misdirected else set()
+        self._next.receive |= self._misdirected.take(wanted)
+        self._next.unclaimed = self._unclaimed.choose(self._short())
         self._next.keep = self._leases.take()
         made, self._next = self._next, ToWorker()
         return made
+
+    def _short(self) -> int:
+        """Blocks that a request lacks for which vLLM found too few in this step; 0 if it found enough."""
+        request, self._looked_at = self._looked_at, None
+        if request is None or not self._unclaimed:
+            return 0
+        needed = blocks_needed(self._manager, request, capped=True) + self._manager.watermark_blocks
+        return int(max(needed - self._manager.block_pool.get_num_free_blocks(), 0))
 
     def told(self, output: Any) -> None:
         """What the workers said in a step. Called before vLLM frees the blocks of what has ended.
@@ -336,10 +367,12 @@ class SchedulerSide:
         if isinstance(said, FromWorker):
             self.held.told(said)
             self.early.told(said)
+            self._unclaimed.claimed(said.claimed)
             for name, blocks in said.lacking.items():
                 self._lacking.setdefault(name, set()).update(blocks)
         for name in output.finished_sending or ():
             self._repeats.ended(name)
+            self._unclaimed.ended(name)
         received = set(output.finished_recving or ())
         for name in sorted(received & self._loading.keys()):
             if self._received(name, failed=name in output.failed_recving):
@@ -366,12 +399,13 @@ class SchedulerSide:
     def settled(self) -> bool:
         """Whether nothing is left of any request."""
         nothing = not (self.busy or self._wanted or self._leases or self._loading or self._lacking)
-        return nothing and not self._admission and not self._repeats and self.early.settled
+        idle = not self._admission and not self._repeats and not self._unclaimed
+        return nothing and idle and self.early.settled
 
     @property
     def busy(self) -> bool:
         """Whether there is something to do that needs further steps, although no request does."""
-        return bool(self._next) or bool(self.held) or bool(self.retries) or bool(self.early)
+        return bool(self._next or self.held or self.retries or self.early or self._misdirected)
 
     def reset(self) -> None:
         """Whoever changes the model's weights asks for this. What decode has of a prompt is of the old ones."""

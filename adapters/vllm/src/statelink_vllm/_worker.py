@@ -152,9 +152,16 @@ class WorkerSide:
                 log.warning("prefill is not asked to keep request %s: %s", name, error.reason.coded)
         for name in step.repeated:
             sending = self._sending.get(name)
-            # A decode that has asked for it has got this answer, and not the other one.
-            if sending is not None and sending.status is Status.BOOTSTRAPPING:
-                sending.abort("a router sent the request again, and no decode has asked for the first answer")
+            if sending is not None:  # a decode that has claimed it has got this answer, and not the other one
+                sending.abort_unclaimed("a router sent the request again")
+        for name, why in step.unclaimed.items():
+            sending = self._sending.get(name)
+            if sending is None:  # it has just ended
+                continue
+            if sending.claimed:
+                self._said.claimed.add(name)
+            elif why:
+                sending.abort_unclaimed(why)
         self._results.received.update(step.again)
         for name in step.abort:
             room = self._receiving.get(name)
@@ -274,6 +281,10 @@ class WorkerSide:
             log.debug("%s request %s: %s", what, name, room.report)
         elif declined(room):
             log.info("request %s was not %s: %s", name, what, room.reason)
+        elif what == "sent" and room.reason is not None and room.reason.code == "room.unclaimed":
+            log.debug(
+                "request %s was not %s: %s", name, what, room.reason
+            )  # the scheduler's side warns of them together
         else:
             why = "" if room.reason is None else room.reason.coded
             log.warning("request %s could not be %s: %s", name, what, why)

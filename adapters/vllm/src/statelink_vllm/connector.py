@@ -9,6 +9,7 @@ from ._connector import StatelinkConnector
 from ._content import content_of_request
 from ._held import HeldBlocks
 from ._inventory import Group, Model, describe_cache
+from ._leases import Leases
 from ._leftovers import Leftovers
 from ._limits import check_server
 from ._messages import Address, FromWorker, Keep, Receive, Send, ToWorker
@@ -17,6 +18,7 @@ from ._params import Source, Wanted, answer, refusal, wanted
 from ._places import Place, place_of
 from ._seam import SEAM
 from ._stats import PromMetrics, TransferStats
+from ._unclaimed import Unclaimed
 from ._worker import WorkerSide
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "Group",
     "HeldBlocks",
     "Keep",
+    "Leases",
     "Leftovers",
     "Model",
     "Options",
@@ -38,6 +41,7 @@ __all__ = [
     "StatelinkConnector",
     "ToWorker",
     "TransferStats",
+    "Unclaimed",
     "Wanted",
     "WorkerSide",
     "answer",

@@ -178,6 +178,15 @@ class SimulatedRoom:
         if self.status not in ENDED:
             self.given_up = why or "aborted"
 
+    @property
+    def claimed(self) -> bool:
+        network = self.link.network
+        return self.room in network.kept or any(each.room == self.room for each in network.rooms["receive"])
+
+    def abort_unclaimed(self, why: str) -> None:
+        if not self.claimed:
+            self.abort(why)
+
     def end(self, why: str = "", *, quiet: bool = True) -> None:
         assert self.settled >= 0  # what has settled by now stays so
         self.status = Status.FAILED if why else Status.SUCCEEDED

@@ -80,6 +80,30 @@ def test_a_request_that_waits_for_blocks_for_longer_than_prefills_deadline(
         pair.settled()
 
 
+@pytest.mark.shows("requests that never reach decode, and answers that come with the wrong request")
+def test_blocks_that_prefill_holds_for_nobody_come_back_long_before_the_deadline(
+    llama: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    small = {"max_model_len": 320, "num_gpu_blocks_override": 12}
+    with running(
+        Pair(tmp_path_factory.mktemp("nobody"), llama, {**QUICK, "deadline": 3600.0}, own=(small, {}))
+    ) as pair:
+        pair.hand(prompt_of(1, 70))  # both have met
+        lost, other = prompt_of(2, 300), prompt_of(3, 300)
+        alone = pair.alone(lost)
+        first = pair.prefill.run("lost", lost, 1, dict(PREFILL))
+        assert pair.hand(other)[1].tokens == pair.alone(other)
+        assert "1 requests were given up" in pair.prefill.logged()
+        assert pair.decode.run("lost", lost, 8, first.params).tokens == alone  # it comes after all
+        assert "room.unclaimed" in pair.decode.logged()
+        answers = [pair.prefill.run(f"mixed-{seed}", prompt_of(seed, 90), 1, dict(PREFILL)).params for seed in (4, 5)]
+        for seed, answer in zip((5, 4), answers, strict=True):
+            assert pair.decode.run(f"mixed-{seed}", prompt_of(seed, 90), 8, answer).tokens == pair.alone(
+                prompt_of(seed, 90)
+            )
+        pair.settled()
+
+
 def test_a_request_that_prefill_never_had_is_computed_on_decode(pair: Pair) -> None:
     prompt = prompt_of(6, 90)
     first = pair.prefill.run("known", prompt, 1, dict(PREFILL))

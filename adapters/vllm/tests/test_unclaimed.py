@@ -244,7 +244,7 @@ class Mixed:
 
     def declined(self) -> list[int]:
         """The requests whose rooms decode has declined."""
-        rooms = {int(self.prefill.ended[f"r{number}"].params["room"]): number for number in (0, 1)}  # type: ignore[index]
+        rooms = {int(self.prefill.ended[f"r{number}"].params["room"]): number for number in (0, 1)}
         return sorted(rooms[room] for room, _ in self.pair.network.declined)
 
     def end(self) -> None:

@@ -154,14 +154,14 @@ class WorkerSide:
             sending = self._sending.get(name)
             if sending is not None:  # a decode that has claimed it has got this answer, and not the other one
                 sending.abort_unclaimed("a router sent the request again")
-        for name, why in step.unclaimed.items():
+        for name, cause in step.unclaimed.items():
             sending = self._sending.get(name)
             if sending is None:  # it has just ended
                 continue
             if sending.claimed:
                 self._said.claimed.add(name)
-            elif why:
-                sending.abort_unclaimed(why)
+            elif cause:
+                sending.abort_unclaimed(cause)
         self._results.received.update(step.again)
         for name in step.abort:
             room = self._receiving.get(name)

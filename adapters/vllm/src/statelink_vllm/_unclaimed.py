@@ -87,7 +87,7 @@ class Unclaimed:
         now = time.monotonic()
         if now >= self._log:
             log.warning(
-                "%d requests were given up of which no decode had said a word, the last one because %s: %s",
+                "requests of which no decode had said a word were given up: %d, the last one because %s; %s",
                 self._count,
                 each.why,
                 HINT,

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from statelink.cli import main
 from statelink.errors import ConfigError, MismatchError
-from statelink.explain import Side, estimate, explain, inventories, presets, read_side
+from statelink.explain import Side, estimate, explain, inventories, presets, read_side, worth
 from statelink.plan import match
 from statelink.registry import load_backend
 
@@ -90,6 +90,7 @@ def test_json_has_one_schema(files: Path) -> None:
         "flows": [{"source": rank, **half, "mark": shatters} for rank in range(4)],
         "source": {"prefill": "", "decode": ""},
         "estimate": None,
+        "worth": None,
     }
 
 
@@ -193,10 +194,11 @@ def test_the_document_shows_what_is_printed(files: Path, monkeypatch: pytest.Mon
     for name, content in tomls:
         Path(f"{name}.toml").write_text(content)
     shown = re.findall(r"```console\n\$ statelink (.*?)\n(.*?)```", text, re.DOTALL)
-    assert len(shown) == 2
+    assert len(shown) == 3
     for command, output in shown:
-        printed = CliRunner().invoke(main, command.split()).output
-        assert [line.rstrip() for line in printed.splitlines()] == output.splitlines()
+        words, _, last = command.partition(" | tail -n ")
+        lines = [line.rstrip() for line in CliRunner().invoke(main, words.split()).output.splitlines()]
+        assert lines[-int(last or len(lines)) :] == output.splitlines()
 
 
 def test_the_models_of_the_document_are_read(files: Path) -> None:
@@ -213,11 +215,12 @@ def test_the_models_of_the_document_are_read(files: Path) -> None:
 
 
 def test_the_time_is_that_of_the_slowest_rank(files: Path) -> None:
-    printed = run(TINY + "tp = 2", TINY, "--tokens", "1024", "--bandwidth", "8")
+    printed = run(TINY + "tp = 2", TINY, "--tokens", "1024", "--rate", "8gbit")
     assert "at 8 Gbit/s for each rank: at least 1.0 ms" in printed
-    found = json.loads(run(TINY + "tp = 2", TINY, "--tokens", "1024", "--bandwidth", "8", "--json"))["estimate"]
+    found = json.loads(run(TINY + "tp = 2", TINY, "--tokens", "1024", "--rate", "8gbit", "--json"))["estimate"]
     assert found == {
         "bytes": 2**20 / 1e9,
+        "shared": 2**20 / 1e9,
         "consecutive": 2**20 / 1e9,
         "scattered": 2**20 / 1e9,
         "slowest": ["decode", 0],
@@ -234,10 +237,46 @@ def test_blocks_bound_the_time_if_they_are_small(files: Path) -> None:
     assert took.slowest == ("prefill", 0)
     with pytest.raises(ConfigError):
         estimate(report, 0.0)
-    printed = run(TINY + "tp = 2", TINY, "--tokens", "1024", "--bandwidth", "8", "--backend", "tcp")
+    printed = run(TINY + "tp = 2", TINY, "--tokens", "1024", "--rate", "8gbit", "--backend", "tcp")
     cost = load_backend("tcp").capabilities.block_seconds
     assert ("a block:" in printed) is (cost > 0)
-    assert "--backend needs --bandwidth" in run(TINY, TINY, "--backend", "tcp", expect=2)
+
+
+@pytest.mark.parametrize("option", [("--backend", "tcp"), ("--rtt", "30ms"), ("--prefill-rate", "100")], ids=str)
+def test_what_estimates_a_time_needs_a_rate(files: Path, option: tuple[str, str]) -> None:
+    assert f"{option[0]} needs --rate" in run(TINY, TINY, *option, expect=2)
+
+
+@pytest.mark.parametrize("rate", ["10", "gbit", "-1gbit", "0gbit", "10 parsec", "nangbit", "1e99gbit"])
+def test_a_rate_that_is_none_is_refused(files: Path, rate: str) -> None:
+    assert "with one of the units kbit, mbit, gbit, tbit" in run(TINY, TINY, "--rate", rate, expect=2)
+
+
+def test_a_round_trip_counts_twice_and_a_shared_line_for_all(files: Path) -> None:
+    both = TINY + "tp = 2"
+    printed = run(both, both, "--tokens", "1024", "--rate", "8 Gbit/s", "--rtt", "30ms")
+    apart, shared = 2**19 / 1e9 + 0.06, 2**20 / 1e9 + 0.06
+    assert "at 8 Gbit/s for each rank and a round trip of 30.0 ms: at least" in printed
+    assert "over one line that all ranks share: at least" in printed
+    found = json.loads(run(both, both, "--tokens", "1024", "--rate", "8000mbit", "--rtt", "0.03s", "--json"))
+    assert found["estimate"]["bytes"] == pytest.approx(apart)
+    assert found["estimate"]["shared"] == pytest.approx(shared)
+
+
+def test_from_which_prompt_on_moving_takes_less_time(files: Path) -> None:
+    """TINY has 1 KiB for each token: 1 us at 8 Gbit/s."""
+    sides = [side(files, name, TINY) for name in ("prefill", "decode")]
+    page, each = 16, 1024e-9
+    found = worth(*sides, tokens_per_second=10_000, bytes_per_second=1e9, round_trip=0.05)
+    exact = 0.1 / (1e-4 - each)
+    assert found.apart is not None
+    assert found.apart == found.shared
+    assert exact <= found.apart <= exact * 1.02 + page
+    assert worth(*sides, tokens_per_second=10_000, bytes_per_second=1e6).apart is None, "a token takes 1 ms to move"
+    assert worth(*sides, tokens_per_second=1, bytes_per_second=1e9).apart == 1
+    printed = run(TINY, TINY, "--rate", "8gbit", "--rtt", "50ms", "--prefill-rate", "10000")
+    assert f"moving takes less time than computing 10,000 tokens a second from {found.apart:,} tokens on" in printed
+    assert "for no prompt" in run(TINY, TINY, "--rate", "8mbit", "--prefill-rate", "10000")
 
 
 def side(folder: Path, name: str, text: str) -> Side:

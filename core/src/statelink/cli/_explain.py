@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from statelink.errors import StatelinkError
-from statelink.explain import Estimate, Model, Rank, Report, estimate, preset, presets, read_side
+from statelink.explain import Estimate, Model, Rank, Report, Worth, estimate, preset, presets, read_side, worth
 from statelink.explain import explain as report_of
 from statelink.registry import load_backend
 
@@ -21,12 +21,11 @@ from ._flows import draw_flows
 from ._numbers import Number
 from ._output import CodedError, json_option, print_json
 from ._plots import picture_path
+from ._units import ROUND_TRIP, Rate, RateType
 from ._words import duration, size
 
 __all__ = ["explain"]
 
-GBIT = 1e9 / 8
-"""Bytes a second of a Gbit/s."""
 FILE = click.Path(exists=True, path_type=Path)
 
 
@@ -55,10 +54,19 @@ def _list_presets(context: click.Context, _: click.Parameter, wanted: bool) -> N
     help="Plan with this many tokens that decode holds.",
 )
 @click.option(
-    "--bandwidth",
-    type=Number(min=0.001, max=1e6),
-    metavar="GBIT",
-    help="Estimate the time, with so many Gbit/s for each rank.",
+    "--rate",
+    type=RateType(),
+    metavar="RATE",
+    help="Estimate the time, at this rate of a line, such as 10gbit or 400mbit.",
+)
+@click.option(
+    "--rtt", type=ROUND_TRIP, metavar="TIME", help="Estimate the time with this round trip, such as 30ms or 200us."
+)
+@click.option(
+    "--prefill-rate",
+    type=Number(min=0.001, max=1e9),
+    metavar="TOKENS",
+    help="Say from which prompt on moving takes less time than computing so many tokens a second.",
 )
 @click.option("--backend", default="", help="Estimate with what this installed backend says that a block costs.")
 @click.option(
@@ -76,7 +84,9 @@ def explain(
     decode: Path,
     tokens: int,
     prefix: int,
-    bandwidth: float | None,
+    rate: Rate | None,
+    rtt: float | None,
+    prefill_rate: float | None,
     backend: str,
     plot: Path | None,
     as_json: bool,
@@ -88,22 +98,35 @@ def explain(
     config.json, or a model's folder, is a side of one rank. Needs no accelerator, and allocates nothing. If the two
     cannot work together, prints the error that links would raise, and exits with 1.
     """
-    if backend and bandwidth is None:
-        raise click.UsageError("--backend needs --bandwidth")
+    for name, given in (("--backend", backend), ("--rtt", rtt), ("--prefill-rate", prefill_rate)):
+        if given and rate is None:
+            raise click.UsageError(f"{name} needs --rate")
     block_seconds = load_backend(backend).capabilities.block_seconds if backend else 0.0
     try:
         sides = read_side(prefill, "prefill"), read_side(decode, "decode")
         report = report_of(*sides, tokens=tokens, prefix=prefix)
     except StatelinkError as error:
         _refuse(error, as_json)
-    took = None if bandwidth is None else estimate(report, bandwidth * GBIT, block_seconds)
+    took = None if rate is None else estimate(report, rate.bytes_per_second, block_seconds, round_trip=rtt or 0.0)
+    pays = None
+    if prefill_rate is not None and rate is not None:
+        pays = worth(
+            *sides,
+            tokens_per_second=prefill_rate,
+            bytes_per_second=rate.bytes_per_second,
+            round_trip=rtt or 0.0,
+        )
     if as_json:
         source = {name: side.model.source for name, side in zip(("prefill", "decode"), sides, strict=True)}
-        print_json({**msgspec.to_builtins(report), "source": source, "estimate": took})
+        print_json(
+            {**msgspec.to_builtins(report), "source": source, "estimate": took, "worth": pays and pays._asdict()}
+        )
     else:
         _print(report, dict.fromkeys(side.model for side in sides))
-        if took is not None and bandwidth is not None:
-            _print_time(took, bandwidth, block_seconds)
+        if took is not None and rate is not None:
+            _print_time(took, rate, rtt, block_seconds)
+        if pays is not None and prefill_rate is not None:
+            _print_worth(pays, prefill_rate)
     if plot is not None:
         draw_flows(report, plot, _labels(report))
         click.echo(f"wrote {plot}", err=True)
@@ -173,8 +196,11 @@ def _counts(nbytes: int, *blocks: int) -> tuple[str, ...]:
     return size(nbytes), *(f"{count:,} × {size(nbytes // count)}" if count else "0" for count in blocks)
 
 
-def _print_time(took: Estimate, bandwidth: float, block_seconds: float) -> None:
-    lines = [f"at {bandwidth:g} Gbit/s for each rank: at least {duration(took.bytes)}"]
+def _print_time(took: Estimate, rate: Rate, rtt: float | None, block_seconds: float) -> None:
+    away = "" if rtt is None else f" and a round trip of {duration(rtt)}"
+    lines = [f"at {rate.words} for each rank{away}: at least {duration(took.bytes)}"]
+    if took.shared > took.bytes:
+        lines.append(f"over one line that all ranks share: at least {duration(took.shared)}")
     if block_seconds:
         side, number = took.slowest
         lines.append(
@@ -182,6 +208,13 @@ def _print_time(took: Estimate, bandwidth: float, block_seconds: float) -> None:
             f"{duration(took.scattered)} with scattered ones; the slowest is {side} {number}"
         )
     click.echo("\n" + "\n".join(lines))
+
+
+def _print_worth(pays: Worth, prefill_rate: float) -> None:
+    said = {tokens: "for no prompt" if tokens is None else f"from {tokens:,} tokens on" for tokens in pays}
+    shared = "" if pays.shared == pays.apart else f"; over a shared line {said[pays.shared]}"
+    what = f"moving takes less time than computing {prefill_rate:,.10g} tokens a second"
+    click.echo(f"{what} {said[pays.apart]}{shared}")
 
 
 def _labels(report: Report) -> tuple[dict[int, str], dict[int, str]]:

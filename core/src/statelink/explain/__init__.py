@@ -7,7 +7,7 @@ as links that connect, and plans one request. It allocates no memory and connect
 
 from __future__ import annotations
 
-from ._estimate import Estimate, estimate
+from ._estimate import Estimate, Worth, estimate, worth
 from ._inventories import inventories
 from ._layout import Layout, Side, read_side
 from ._model import Model
@@ -22,10 +22,12 @@ __all__ = [
     "Rank",
     "Report",
     "Side",
+    "Worth",
     "estimate",
     "explain",
     "inventories",
     "preset",
     "presets",
     "read_side",
+    "worth",
 ]

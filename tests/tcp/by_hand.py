@@ -34,9 +34,10 @@ def frame(kind: str, **fields: Any) -> bytes:
     return len(raw).to_bytes(2, "little") + raw
 
 
-def hello(sender: str = "source", receiver: str = "target") -> bytes:
-    """What a caller says first."""
-    return frame("SLTCP1", sender=sender, receiver=receiver, nonce=bytes(32))
+def hello(sender: str = "source", receiver: str = "target", number: int = 0) -> bytes:
+    """What a caller says first. The first connection need not say its number."""
+    said = {"stream": number} if number else {}
+    return frame("SLTCP1", sender=sender, receiver=receiver, nonce=bytes(32), **said)
 
 
 def fields_of(descriptor: bytes) -> Fields:
@@ -144,10 +145,11 @@ class Caller:
         sock.settimeout(10)
         return sock
 
-    def dial(self, at: Callable[[bytes], tuple[int, int]] = lambda token: (0, 0)) -> Stream:
-        """Connect, and prove the key.
+    def dial(self, at: Callable[[bytes], tuple[int, int]] = lambda token: (0, 0), number: int = 0) -> Stream:
+        """Make a connection, and prove the key.
 
         Args:
+            number: Its number.
             at: Given the token that only this connection has, the process and the address where it says that it lies.
 
         Raises:
@@ -156,9 +158,10 @@ class Caller:
         stream = Stream(self.plain())
         try:
             names = self.own["link"], self.peer["link"]
-            stream.write(hello(*names))
+            stream.write(hello(*names, number))
             challenge = stream.hear("Challenge")
-            said = names[0].encode(), names[1].encode(), bytes(32), challenge["nonce"]
+            numbered = (str(number).encode(),) if number else ()
+            said = names[0].encode(), names[1].encode(), bytes(32), challenge["nonce"], *numbered
             pid, address = at(digest(self.key, b"memory", *said))
             parts = (*said, str(pid).encode(), str(address).encode())
             stream.write(frame("Proof", proof=digest(self.key, b"sender", *parts), pid=pid, address=address))

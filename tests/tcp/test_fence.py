@@ -137,7 +137,7 @@ def test_revoke_in_the_middle(source: Remote, target: Remote, mode: str) -> None
 def test_revoke_waits_for_the_piece_in_progress(source: Remote, target: Remote) -> None:
     join(source, target)
     grant_all(target)
-    assert write(source, target).ok
+    assert write(source, target, nbytes=SPACE).ok  # the connection for large batches is made
     target.do("reads", held=True)
     place = u64(source.address), u64(target.address)
     transfer = source.do("write", "source", "target", 1, 1, *place, u64(SPACE))
@@ -187,7 +187,7 @@ def test_stopped_receiver(source: Remote, mode: str, after: Callable[[Remote], N
         before = source.do("held")
         join(source, target, mode, **options)
         grant_all(target)
-        assert write(source, target).ok
+        assert write(source, target, nbytes=SPACE).ok  # the connection for large batches is made
         target.stop()
         place = u64(source.address), u64(target.address)
         first = source.do("write", "source", "target", 1, 1, *place, u64(SPACE))
@@ -213,7 +213,7 @@ def test_a_stopped_receiver_is_left_behind_at_the_end(source: Remote) -> None:
         before = source.do("held")
         join(source, target, stall_timeout=0.5, drain_timeout=0.1)
         grant_all(target)
-        assert write(source, target).ok
+        assert write(source, target, nbytes=SPACE).ok  # the connection for large batches is made
         target.stop()
         place = u64(source.address), u64(target.address)
         transfer = source.do("write", "source", "target", 1, 1, *place, u64(SPACE))

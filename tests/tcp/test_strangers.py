@@ -160,6 +160,21 @@ def test_wrong_keys(here: Node, caller: Caller) -> None:
     assert untouched(here.memory[:5000])
 
 
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_connection_beyond_those_that_both_sides_take(here: Node, most: int) -> None:
+    caller = Caller("source", here.open("target", handshake_timeout=0.5))
+    caller.own["streams"] = most
+    here.connect("target", "source", caller.descriptor)
+    for number in range(most):
+        caller.dial(number=number).close()
+    with pytest.raises(Lost):
+        caller.dial(number=most)
+    for number in (-1, 64):
+        sock = caller.plain()
+        sock.sendall(hello(number=number))
+        assert closed_by_peer(sock)
+
+
 def test_one_peer_cannot_pose_as_another(here: Node, caller: Caller) -> None:
     """It has both descriptors and a private half of its own, but not the other's."""
     impostor = Caller("source", here.descriptor("target"))

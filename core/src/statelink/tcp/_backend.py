@@ -46,6 +46,7 @@ from ._raw import RawSocket
 from ._receiver import Receiver
 from ._sender import Sender
 from ._stream import MORE_THREADS
+from ._streams import Receivers, Senders
 
 if TYPE_CHECKING:
     from ._iovec import U64
@@ -67,18 +68,18 @@ class _Peer(NamedTuple):
 
     regions: RegionTable
     known: Known
-    sender: Sender
+    senders: Senders
     near: bool
 
     def stop(self) -> None:
-        """Tell both threads to end. Returns at once."""
-        self.sender.stop()
-        self.known.receiver.stop()
+        """Tell all threads to end. Returns at once."""
+        self.senders.stop()
+        self.known.receivers.stop()
 
     def join(self) -> None:
-        """Wait for both threads. After that, nothing from this peer can land."""
-        self.sender.join()
-        self.known.receiver.join()
+        """Wait for all threads. After that, nothing from this peer can land."""
+        self.senders.join()
+        self.known.receivers.join()
 
 
 class TcpBackend(Backend):
@@ -103,7 +104,7 @@ class TcpBackend(Backend):
         source=Fence.MOVER,
         target=Fence.OWNER,
         max_blocks=MAX_BLOCKS,
-        max_transfers=4,
+        max_transfers=32,
         thread_safe=True,
         priority=0,  # any other backend that can run here was installed on purpose
         ends_unpolled=True,
@@ -143,6 +144,7 @@ class TcpBackend(Backend):
             public=self._private.public_key().public_bytes_raw(),
             boot=boot_id(),
             same_host_copy=near,
+            streams=self._options.streams,
         )
         if near and self._options.permit_ptrace:
             _iovec.permit_ptrace()
@@ -185,9 +187,9 @@ class TcpBackend(Backend):
             known = self._peers.get(peer)
         if known is None:
             return UNKNOWN
-        found = known.sender.transport or (UNKNOWN if known.near else "socket")
+        found = known.senders.transport or (UNKNOWN if known.near else "socket")
         if found == UNKNOWN and self._require and self._role == "both":
-            known.sender.want()
+            known.senders.want()
         return found
 
     def use_loop(self, loop: EventLoop) -> None:
@@ -234,23 +236,32 @@ class TcpBackend(Backend):
         # A decode rank connects before its peer knows it. A link of both roles may, too: it asks in `transport`.
         if self._require and self._role not in ("decode", "both"):
             try:
-                made.sender.find_out()
+                made.senders.find_out()
             except TransferError:
                 self.disconnect(peer)
                 raise
 
     def _make(self, theirs: Descriptor, key: bytes, regions: RegionTable) -> _Peer:
-        """What is kept for a peer. Neither thread runs yet.
+        """What is kept for a peer. No thread runs yet.
 
         Raises:
             TransferError: The process has no file descriptors left.
         """
         near = self._own.near(theirs)
+        most = min(self._own.streams, theirs.streams)
+
+        def receiver(number: int) -> Receiver:
+            return Receiver(theirs.link, near=near, grants=self._grants, options=self._options)
+
+        def sender(number: int) -> Sender:
+            return Sender(self._own, theirs, key, number, self._options, self._lingering, self._loop)
+
         with contextlib.ExitStack() as undo:
             try:
-                receiver = Receiver(theirs.link, near=near, grants=self._grants, options=self._options)
-                undo.callback(receiver.join)
-                sender = Sender(self._own, theirs, key, self._options, self._lingering, self._loop)
+                receivers = Receivers(receiver, most)
+                undo.callback(receivers.join)
+                # The threads that copy share one large batch, so that a second connection for such would not help.
+                senders = Senders(sender, min(most, 2) if near else most, theirs.link)
             except OSError as error:
                 raise TransferError(
                     "cannot connect",
@@ -260,16 +271,19 @@ class TcpBackend(Backend):
                     peer=theirs.link,
                 ) from error
             undo.pop_all()
-        return _Peer(regions, Known(key, receiver), sender, near)
+        return _Peer(regions, Known(key, receivers), senders, near)
 
     def submit(self, peer: str, batch: Batch) -> Transfer:
         """Send a batch to ``peer``, or queue it for the thread that sends. Does not block."""
         with self._lock:
             known = self._peers.get(peer)
+        nbytes = int(np.add.reduce(batch.blocks.nbytes))
         cause = "it is not connected" if known is None else self._wrong(batch, known.regions)
+        if not cause and nbytes > MAX_BYTES:
+            cause = f"it has {nbytes} bytes"
         if known is None or cause:
             raise TransferError("a batch cannot be moved", cause=cause, backend="tcp", peer=peer, room=batch.room)
-        return known.sender.submit(batch)
+        return known.senders.submit(batch, nbytes)
 
     def poll(self, transfers: Sequence[Transfer]) -> None:
         """Settle transfers that failed before their receiver had stopped. The sending threads do everything else."""
@@ -293,7 +307,7 @@ class TcpBackend(Backend):
         return self._grants.revoke(peer, room, generation)
 
     def disconnect(self, peer: str) -> None:
-        """End both directions and both threads. Blocks for at most about ``drain_timeout``."""
+        """End both directions and their threads. Blocks for at most about ``drain_timeout``."""
         with self._lock:
             known = self._peers.pop(peer, None)
         if known is not None:
@@ -338,8 +352,7 @@ class TcpBackend(Backend):
                 theirs.check("by the peer", blocks.target, blocks.nbytes, blocks.target_region)
         except TransferError as error:
             return f"{error.reason.what}: {error.reason.cause}"
-        total = int(np.add.reduce(blocks.nbytes))
-        return "" if total <= MAX_BYTES else f"it has {total} bytes"
+        return ""
 
 
 def _same_host_copy(options: _options.Options) -> str:

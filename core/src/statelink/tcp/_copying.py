@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Copier"]
 
-WORTHWHILE = 2
-"""Pieces that a batch has at least, if several threads copy it."""
+WORTHWHILE = 4 << 20
+"""Least bytes of a batch that several threads copy. With small pieces, two of them are enough."""
 
 
 class Copier:
@@ -53,8 +53,9 @@ class Copier:
             How many bytes were copied, and why the kernel copied no more, if it is that. Without an error, and with
             fewer bytes than there are, the grant was revoked.
         """
-        alone = target.total < WORTHWHILE * self._piece
-        batch = _Batch(pid, grant, _pieces(target.total, self._piece))
+        alone = target.total < min(WORTHWHILE, 2 * self._piece) or not self._others
+        share = target.total if alone else -(-target.total // (1 + self._others))
+        batch = _Batch(pid, grant, _pieces(target.total, min(self._piece, share)))
         if alone:
             return batch.work(source, target, look), batch.failed
         helpers = self._help(batch, source, target)

@@ -14,12 +14,14 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from statelink.errors import TransferError
 
-__all__ = ["MAX_NAME", "Descriptor", "digest", "pair_key"]
+__all__ = ["MAX_NAME", "MAX_STREAMS", "Descriptor", "digest", "pair_key"]
 
 MAGIC: Final = b"SLTCP"
 VERSION: Final = 2
 MAX_DESCRIPTOR: Final = 4096
 MAX_NAME: Final = 1024
+MAX_STREAMS: Final = 64
+"""Most connections between two links, in each direction."""
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
 
@@ -34,6 +36,7 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
         public: Its half of the key agreement: an X25519 public key that was drawn when the backend was opened.
         boot: Boot id of its machine; empty if unknown.
         same_host_copy: Whether it lets others read its memory, and reads the memory of others.
+        streams: Most connections between a peer and it, in each direction.
     """
 
     link: Name
@@ -42,6 +45,7 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     public: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
     boot: Annotated[str, msgspec.Meta(max_length=64)] = ""
     same_host_copy: bool = False
+    streams: Annotated[int, msgspec.Meta(ge=1, le=MAX_STREAMS)] = 1
 
     def __post_init__(self) -> None:
         ipaddress.ip_address(self.host)

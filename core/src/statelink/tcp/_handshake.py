@@ -32,7 +32,7 @@ import msgspec
 import numpy as np
 
 from . import _iovec
-from ._descriptor import MAX_NAME, Descriptor, digest
+from ._descriptor import MAX_NAME, MAX_STREAMS, Descriptor, digest
 from ._stream import POLLOUT, Lost, Stream, Waker, prepare
 
 if TYPE_CHECKING:
@@ -61,11 +61,12 @@ Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 
 class Hello(msgspec.Struct, frozen=True, tag="SLTCP1"):
-    """The names of the sender and of the receiver that it wants."""
+    """The names of the sender and of the receiver that it wants, and the number of the connection between them."""
 
     sender: Name
     receiver: Name
     nonce: Digest
+    stream: Annotated[int, msgspec.Meta(ge=0, lt=MAX_STREAMS)] = 0
 
 
 class Challenge(msgspec.Struct, frozen=True, tag=True):
@@ -132,9 +133,17 @@ def token_is_readable(key: bytes, hello: Hello, nonce: bytes, proof: Proof) -> b
 
 
 def dial(
-    own: Descriptor, peer: Descriptor, key: bytes, options: Options, waker: Waker, check: Callable[[], None]
+    own: Descriptor,
+    peer: Descriptor,
+    key: bytes,
+    number: int,
+    options: Options,
+    waker: Waker,
+    check: Callable[[], None],
 ) -> tuple[Stream, bool]:
-    """Connect to ``peer`` and authenticate. Return the stream, and whether the receiver reads this side's memory.
+    """Make connection ``number`` to ``peer`` and authenticate.
+
+    Returns the stream, and whether the receiver reads this side's memory.
 
     A peer may hang up because it does not know this side yet, or has too many connections. So the attempt is repeated
     until ``connect_timeout``.
@@ -147,7 +156,7 @@ def dial(
     pause = 0.02
     while True:
         try:
-            return _dial(own, peer, key, options, waker, check, deadline)
+            return _dial(own, peer, key, number, options, waker, check, deadline)
         except Lost as lost:
             if not lost.ended or time.monotonic() + pause > deadline:
                 raise Lost(f"cannot reach it at {peer.host} port {peer.port}: {lost}", ended=True) from lost
@@ -160,6 +169,7 @@ def _dial(
     own: Descriptor,
     peer: Descriptor,
     key: bytes,
+    number: int,
     options: Options,
     waker: Waker,
     check: Callable[[], None],
@@ -179,13 +189,13 @@ def _dial(
                 error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
             raise Lost(os.strerror(error))
-        copy = _introduce(stream, own, peer, key, deadline)
+        copy = _introduce(stream, own, peer, key, number, deadline)
         undo.pop_all()
         return stream, copy
 
 
-def _introduce(stream: Stream, own: Descriptor, peer: Descriptor, key: bytes, deadline: float) -> bool:
-    hello = Hello(own.link, peer.link, secrets.token_bytes(32))
+def _introduce(stream: Stream, own: Descriptor, peer: Descriptor, key: bytes, number: int, deadline: float) -> bool:
+    hello = Hello(own.link, peer.link, secrets.token_bytes(32), number)
     stream.write(frame(hello), deadline)
     answer = decode(_read(stream, deadline), Challenge)
     if not hmac.compare_digest(digest(key, b"receiver", *_said(hello, answer.nonce)), answer.proof):
@@ -211,7 +221,8 @@ def _read(stream: Stream, deadline: float) -> bytes:
 
 
 def _said(hello: Hello, nonce: bytes) -> tuple[bytes, ...]:
-    return hello.sender.encode(), hello.receiver.encode(), hello.nonce, nonce
+    said = hello.sender.encode(), hello.receiver.encode(), hello.nonce, nonce
+    return (*said, str(hello.stream).encode()) if hello.stream else said
 
 
 def _token(key: bytes, hello: Hello, nonce: bytes) -> bytes:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from statelink.backend import Ports, Tally, close_in_children, logger
 
 from ._handshake import MAX_FRAME, PREFIX, Challenge, Hello, Proof, challenge, decode, frame, verify
-from ._receiver import Caller, Receiver
+from ._receiver import Caller
 from ._stream import Lost, Waker, prepare
 
 if TYPE_CHECKING:
     from ._options import Options
+    from ._streams import Receivers
 
 __all__ = ["Known", "Listener", "listen"]
 
@@ -33,7 +34,7 @@ class Known(NamedTuple):
     """What is known about a peer that may connect."""
 
     key: bytes
-    receiver: Receiver
+    receivers: Receivers
 
 
 class _Pending:
@@ -252,7 +253,7 @@ class Listener:
         if known is None or not verify(known.key, hello, made.nonce, proof):
             raise Lost(f"it is not {hello.sender!r:.80}")
         self._forget(pending)
-        known.receiver.offer(Caller(pending.sock, known.key, hello, made.nonce, proof))
+        known.receivers.offer(Caller(pending.sock, known.key, hello, made.nonce, proof))
 
     def _forget(self, pending: _Pending) -> None:
         if self._pending.pop(pending.sock, None) is not None:

@@ -37,8 +37,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         receive_buffer: Size of the kernel's receive buffer; 0 lets the kernel tune it.
         piece_bytes: Most bytes that are moved between two checks of the grant. Smaller pieces make a revoke faster.
             Larger pieces cost less: after each, a thread waits for the interpreter.
-        copy_threads: How many threads copy a large batch of ``same_host_copy``: one of two pieces or more. With 1, it
-            is the receiving thread alone.
+        streams: Most connections to a peer, and from it; the smaller number of both sides counts. The first one carries
+            small batches, which then do not wait for large ones. Between two hosts, the others share the large ones;
+            on one host, there is one for them. With 1, a connection carries everything.
+        copy_threads: How many threads copy a batch of ``same_host_copy`` of 4 MiB or more, or of two pieces. With 1,
+            it is the receiving thread alone.
     """
 
     host: str = ""
@@ -53,6 +56,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     send_buffer: int = 0
     receive_buffer: int = 0
     piece_bytes: int = 8 << 20
+    streams: int = 4
     copy_threads: int = 2
 
     def __post_init__(self) -> None:
@@ -79,8 +83,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         ):
             if not least <= getattr(self, name) < 1 << 31:
                 raise _wrong(name, getattr(self, name), f"it is between {least} and {(1 << 31) - 1}")
-        if not 1 <= self.copy_threads <= 64:
-            raise _wrong("copy_threads", self.copy_threads, "it is between 1 and 64")
+        for name in ("copy_threads", "streams"):
+            if not 1 <= getattr(self, name) <= 64:
+                raise _wrong(name, getattr(self, name), "it is between 1 and 64")
 
     @property
     def ports(self) -> Ports:

@@ -64,7 +64,7 @@ class Caller(NamedTuple):
 
 
 class Receiver:
-    """Serves the incoming connections of one peer, one at a time.
+    """Serves the incoming connections of one peer with one number, one at a time.
 
     A new connection replaces the one before, because its sender has given that one up. The receiver welcomes the new
     one only after the last byte of the old one has landed.

@@ -35,7 +35,7 @@ MOST_OFFERED_PIECES: Final = 4
 
 
 class Sender:
-    """Moves batches to one peer, in order.
+    """Moves batches to one peer over one connection, in order.
 
     ``submit`` queues a batch, and sends what is queued itself, if there is a connection, nobody else is sending and the
     socket takes it. The first batch starts a thread, which connects, sends what is left, and takes the replies. Several
@@ -54,6 +54,7 @@ class Sender:
         own: This side's descriptor.
         peer: The peer's descriptor.
         key: The pair's key.
+        number: Number of the connection between the two.
         options: The backend's options.
         lingering: Takes connections whose receivers have not confirmed that they stopped.
         loop: The control thread of the link, if there is one.
@@ -64,6 +65,7 @@ class Sender:
         own: Descriptor,
         peer: Descriptor,
         key: bytes,
+        number: int,
         options: Options,
         lingering: Lingering,
         loop: EventLoop | None,
@@ -71,6 +73,7 @@ class Sender:
         self._own = own
         self._peer = peer
         self._key = key
+        self._number = number
         self._options = options
         self._lingering = lingering
         self._loop = loop
@@ -104,6 +107,11 @@ class Sender:
         """Set once the first connection was made or given up; `find_out` waits for it."""
         self._wanted = False
         """Whether to connect without a batch. Any thread asks for it; the thread takes it back once it has tried."""
+
+    @property
+    def waiting(self) -> int:
+        """Batches that have not ended, about. Callable from any thread."""
+        return len(self._queue) + len(self._unanswered) + (self._current is not None)
 
     @property
     def transport(self) -> str:
@@ -207,7 +215,8 @@ class Sender:
         """
         if self._thread is not None:
             return
-        thread = threading.Thread(target=self._run, name=f"tcp-send-{self._peer.link}", daemon=True)
+        name = f"tcp-send-{self._peer.link}" + (f"-{self._number}" if self._number else "")
+        thread = threading.Thread(target=self._run, name=name, daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
@@ -284,7 +293,7 @@ class Sender:
 
     def _connect(self) -> None:
         try:
-            stream, near = dial(self._own, self._peer, self._key, self._options, self._waker, self._check)
+            stream, near = dial(self._own, self._peer, self._key, self._number, self._options, self._waker, self._check)
             with self._turn:
                 self._stream, self._open = stream, True
                 self._mode, self._known = Mode.COPY if near else Mode.SEND, True

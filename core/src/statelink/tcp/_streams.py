@@ -1,0 +1,152 @@
+"""The connections of one pair of links, in one direction: the first carries small batches, the others large ones."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from statelink.backend import logger
+
+from ._stream import Lost
+
+if TYPE_CHECKING:
+    from statelink.backend import Batch
+
+    from ._receiver import Caller, Receiver
+    from ._sender import Sender
+    from ._write import Write
+
+__all__ = ["Receivers", "Senders"]
+
+log = logger("statelink.tcp")
+
+SMALL_BYTES = 2 << 20
+"""Most bytes of a batch that the first connection carries, where there are others."""
+
+
+class Senders:
+    """Moves batches to one peer over as many connections as both sides take.
+
+    On the first one, a small batch waits for other small ones alone. A large batch goes where the fewest wait. Each
+    connection is made for the first batch that it carries.
+
+    Args:
+        make: Makes the sender of a connection, given its number. Raises `OSError` if the process has no file
+            descriptors left.
+        most: Most connections.
+        peer: The peer's link name.
+
+    Raises:
+        OSError: What ``make`` raises for the first one.
+    """
+
+    def __init__(self, make: Callable[[int], Sender], most: int, peer: str) -> None:
+        self._make = make
+        self._most = most
+        self._peer = peer
+        self._lock = threading.Lock()
+        """Held while a sender is made, and no longer."""
+        self._stopping = False
+        self._all = [make(0)]
+
+    @property
+    def transport(self) -> str:
+        """The transport of the last connection; empty before the first one. Any thread."""
+        return next((found for sender in self._all if (found := sender.transport)), "")
+
+    def find_out(self) -> None:
+        """See `Sender.find_out`."""
+        self._all[0].find_out()
+
+    def want(self) -> None:
+        """See `Sender.want`."""
+        self._all[0].want()
+
+    def submit(self, batch: Batch, nbytes: int) -> Write:
+        """Send a batch of so many bytes, or queue it. See `Sender.submit`."""
+        if nbytes <= SMALL_BYTES or self._most == 1:
+            return self._all[0].submit(batch)
+        sender = min(self._all[1:], key=_waiting, default=None)
+        if (sender is None or _waiting(sender)) and len(self._all) < self._most:
+            sender = self._another() or sender
+        return (sender or self._all[0]).submit(batch)
+
+    def _another(self) -> Sender | None:
+        """One more sender; ``None`` if there cannot be one."""
+        with self._lock:
+            if self._stopping:
+                return None
+            try:
+                sender = self._make(len(self._all))
+            except OSError as error:
+                log.warning("%s gets no more than %d connections: %s", self._peer, len(self._all), error)
+                self._most = len(self._all)
+                return None
+            self._all.append(sender)
+            return sender
+
+    def stop(self) -> None:
+        """See `Sender.stop`."""
+        with self._lock:
+            self._stopping = True
+        for sender in self._all:
+            sender.stop()
+
+    def join(self) -> None:
+        """See `Sender.join`."""
+        for sender in self._all:
+            sender.join()
+
+
+def _waiting(sender: Sender) -> int:
+    return sender.waiting
+
+
+class Receivers:
+    """Serves the incoming connections of one peer.
+
+    Args:
+        make: Makes the receiver of a connection, given its number. Raises `OSError` if the process has no file
+            descriptors left.
+        most: Most connections.
+    """
+
+    def __init__(self, make: Callable[[int], Receiver], most: int) -> None:
+        self._make = make
+        self._most = most
+        self._lock = threading.Lock()
+        self._all: dict[int, Receiver] = {0: make(0)}
+        self._stopping = False
+
+    def offer(self, caller: Caller) -> None:
+        """Serve a connection. See `Receiver.offer`.
+
+        Raises:
+            Lost: There is no such connection, or it cannot be served. The connection is still the caller's.
+        """
+        number = caller.hello.stream
+        if number >= self._most:
+            raise Lost(f"connection {number} of {self._most}")
+        with self._lock:
+            receiver = self._all.get(number)
+            if receiver is None:
+                if self._stopping:
+                    raise Lost("this side is closing")
+                try:
+                    receiver = self._all[number] = self._make(number)
+                except OSError as error:
+                    raise Lost(f"connection {number} cannot be served: {error}") from error
+        receiver.offer(caller)
+
+    def stop(self) -> None:
+        """See `Receiver.stop`."""
+        with self._lock:
+            self._stopping = True
+        for receiver in self._all.values():
+            receiver.stop()
+
+    def join(self) -> None:
+        """See `Receiver.join`."""
+        for receiver in self._all.values():
+            receiver.join()

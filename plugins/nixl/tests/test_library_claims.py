@@ -362,10 +362,12 @@ def test_a_released_transfer_goes_on(peer: Far) -> None:
     assert (peer.array == 2).any()
 
 
-def test_with_threads_a_batch_is_split_above_1024_blocks(peer: Far) -> None:
-    """`_threads.SPLIT`, and how many blocks give each of the threads a part."""
+@pytest.mark.parametrize("fewest", [SPLIT, 128])
+def test_with_threads_a_batch_is_split_from_so_many_blocks(peer: Far, fewest: int) -> None:
+    """`_threads.NIXLS_SPLIT`, `_library.SPLIT`, and how many blocks give each of the threads a part."""
     before = set(os.listdir("/proc/self/task"))
-    near = Near("near", LARGE, num_threads="2")
+    given = {} if fewest == SPLIT else {"split_batch_size": str(fewest)}
+    near = Near("near", LARGE, num_threads="2", **given)
     own = set(os.listdir("/proc/self/task")) - before
     near.agent.add_remote_agent(peer.metadata)
     for _ in range(TIMES):
@@ -383,7 +385,7 @@ def test_with_threads_a_batch_is_split_above_1024_blocks(peer: Far) -> None:
         """The usual number. A thread may also wake for something else."""
         return statistics.mode(woken(count) for _ in range(2 * TIMES + 1))
 
-    assert [often(count) for count in (1, SPLIT - 1, SPLIT, 2 * SPLIT)] == [0, 0, 1, 2]
+    assert [often(count) for count in (1, fewest - 1, fewest, 2 * fewest)] == [0, 0, 1, 2]
 
 
 def switches(threads: set[str]) -> dict[str, int]:

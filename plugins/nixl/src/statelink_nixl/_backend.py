@@ -98,7 +98,7 @@ class NixlBackend(PostingBackend[_Peer]):
         target=Fence.MOVER,
         max_blocks=16384,
         max_bytes=64 << 20,
-        max_transfers=4,
+        max_transfers=32,
         thread_safe=True,
         stalled_peers=None,  # a post takes as long as the copy, also into a stopped process; it never waits for a peer
         single_process=True,

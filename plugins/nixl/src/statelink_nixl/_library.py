@@ -30,6 +30,9 @@ log = logger("statelink.nixl")
 
 THREADED = ("UCX", "LIBFABRIC")
 """NIXL's backends that have the parameter ``num_threads``."""
+SPLIT = 128
+"""Fewest blocks of a part of a transfer that NIXL gives a thread. With its own number, 1024, the second thread has none
+of a batch of less than 2048 blocks, and the core gives out smaller ones, so that requests take turns."""
 STORES = frozenset({"AZURE_BLOB", "GDS", "GDS_MT", "GUSLI", "HF3FS", "INFINIA", "OBJ", "POSIX"})
 """NIXL's backends for files and object stores. They reach no other process."""
 
@@ -148,8 +151,10 @@ class Library:
         with _setup, environment(settings):
             agent = self._agent(name, options.progress_interval_us, options.sync_mode)
             for backend, parameters in options.backends.items():
-                threads = {"num_threads": str(options.num_threads)} if options.num_threads else {}
-                agent.create_backend(backend, {**(threads if backend in THREADED else {}), **parameters})
+                shared: dict[str, str] = {}
+                if backend in THREADED and options.num_threads:
+                    shared = {"num_threads": str(options.num_threads), "split_batch_size": str(SPLIT)}
+                agent.create_backend(backend, {**shared, **parameters})
             return agent
 
     def _agent(self, name: str, interval: int = 0, mode: str = "strict") -> Any:

@@ -22,7 +22,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             environment is restored afterwards.
         devices: The network devices that UCX may use, such as ``["mlx5_0:1", "eth0"]``; empty for all. It is
             UCX's ``NET_DEVICES``: NIXL's own ``ucx_devices`` has no effect in 1.5.1.
-        num_threads: Threads that share batches of more than 1,024 blocks, for each backend that has them (UCX,
+        num_threads: Threads that share batches of 256 blocks or more, for each backend that has them (UCX,
             LIBFABRIC); 0 for none. One thread does not use all of a machine's memory bandwidth: with two, 512 MiB in
             random pages take half of the time on one host. Each thread has a connection of its own to each peer.
         sync_mode: How NIXL guards an agent against several threads: ``strict`` with a mutex, ``rw`` with a lock that

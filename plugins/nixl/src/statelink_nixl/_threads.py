@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._library import SCRATCH
+from ._library import SCRATCH, SPLIT
 from ._tables import DRAM, row
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Threads"]
 
-SPLIT = 1024
-"""Fewest blocks of a part of a transfer that NIXL gives a thread, unless ``split_batch_size`` says another number."""
+NIXLS_SPLIT = 1024
+"""`SPLIT` where nobody gives NIXL a number."""
 GREETINGS = 3
 """Over TCP, with one, UCX prints an error on the other side of every second connection that is closed soon. With two,
 it does so of one in 14."""
@@ -52,7 +52,8 @@ class Threads:
         self._name = name
         given = options.backends.get("UCX", {"num_threads": "0"})
         threads, split = given.get("num_threads", str(options.num_threads)), given.get("split_batch_size", "")
-        count, fewest = (int(text) if text.isdecimal() else other for text, other in ((threads, 0), (split, SPLIT)))
+        usual = SPLIT if options.num_threads else NIXLS_SPLIT
+        count, fewest = (int(text) if text.isdecimal() else other for text, other in ((threads, 0), (split, usual)))
         self._any = count > 0
         self.blocks = count * fewest if self._any else 1
         self.greetings = GREETINGS if self._any else 1

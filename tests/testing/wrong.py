@@ -57,6 +57,10 @@ BROKEN: dict[str, tuple[str, str]] = {
     "DescribesAsText": ("test_a_descriptor_is_bytes_and_bounded", "`descriptor` returned '"),
     "NamesNoType": ("test_its_state_types_exist", "no state type named 'kvv'"),
     "AsyncWaits": ("test_submit_does_not_wait_for_its_peer", "did not return within 8 s of a stopped peer"),
+    "LargestFirst": (
+        "test_large_batches_do_not_starve_a_small_one",
+        "large batches that came after a small one to the same peer had ended before it",
+    ),
     "OneAtATime": ("test_a_stopped_peer_holds_nobody_else", "a move to a second peer did not end within 8 s"),
     "KeepsPayload": ("test_moving_often_leaves_no_memory_behind", "MiB more after 300 times"),
     "KeepsTransfers": ("test_moving_often_leaves_no_objects_behind", "objects of type Transfer more are alive"),

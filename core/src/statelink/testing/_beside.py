@@ -1,7 +1,8 @@
-"""Functions that run in a worker: calls of a backend while a peer of it is stopped."""
+"""Functions that run in a worker: calls of a backend while a peer of it is stopped, or gets much else."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 from statelink.backend import Batch, Transfer
 
 from . import _inside
-from ._worker import REST_SECONDS, Unexpected, unexpected
+from ._worker import REST_SECONDS, Finding, Unexpected, unexpected
 
 if TYPE_CHECKING:
     from statelink.backend import Outcome
@@ -64,6 +65,47 @@ def begun(host: Host, each: Move) -> None:
     thread.join(BRIEFLY_SECONDS)
     if failures:
         raise failures[0]
+
+
+def overtaken(host: Host, large: Move, small: Move, most: int, patience: float) -> int:
+    """Submit a small batch while large ones to the same peer follow each other without a gap.
+
+    Args:
+        host: This process.
+        large: What is moved again and again, in batches as large as the backend takes.
+        small: Moved once, as soon as some of the large ones are under way.
+        most: After so many large batches, no more follow.
+        patience: Most seconds in which the last transfers have to end.
+
+    Returns:
+        How many of the large batches that were submitted after the small one had ended before it, at most ``most``.
+    """
+    opened = host.backends[large.link]
+    limits = opened.backend.capabilities
+    batches = [Batch(piece, large.room, large.generation) for piece in _inside.pieces(large.blocks, limits)]
+    numbers = itertools.count()
+
+    def submit() -> Transfer:
+        return opened.submit(large.peer, batches[next(numbers) % len(batches)])
+
+    before = [submit() for _ in range(limits.max_transfers - 1)]
+    waits = opened.submit(small.peer, Batch(small.blocks, small.room, small.generation))
+    after: list[Transfer] = []
+    ended = 0
+    until = time.monotonic() + patience
+    while waits.outcome is None and ended < most and time.monotonic() < until:
+        running = [each for each in (*before, *after) if each.outcome is None]
+        with opened.turn:
+            opened.backend.poll([*running, waits])
+        if waits.outcome is None:
+            ended = sum(each.outcome is not None for each in after)
+            after += [submit() for _ in range(limits.max_transfers - 1 - len(running))]
+            time.sleep(REST_SECONDS)
+    for transfer in (waits, *before, *after):
+        outcome = opened.ended(transfer, patience)
+        if not outcome.ok:
+            raise Finding(f"a move failed: {outcome.reason}")
+    return ended
 
 
 def close(host: Host, link: str) -> None:

@@ -72,6 +72,7 @@ from ._leaks import (
 from ._stalls import (
     AsyncWaits,
     ClosesWhenDone,
+    LargestFirst,
     OneAtATime,
 )
 
@@ -101,6 +102,7 @@ __all__ = [
     "KeepsPayload",
     "KeepsRooms",
     "KeepsTransfers",
+    "LargestFirst",
     "Late",
     "LateWhenStopped",
     "LeaksFiles",

@@ -7,14 +7,16 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from statelink.backend import SubmitMode
+from statelink.backend import SubmitMode, Transfer
 from statelink.tcp import TcpBackend
 
 from ._base import Copied, Telling
 from ._ends import Waiting
 
 if TYPE_CHECKING:
-    from statelink.backend import BackendContext, Batch, Transfer
+    from collections.abc import Sequence
+
+    from statelink.backend import BackendContext, Batch
 
 
 class AsyncWaits(Waiting):
@@ -39,6 +41,34 @@ class ClosesWhenDone(Telling):
         while any(transfer.outcome is None for transfer in self.running):
             time.sleep(0.01)
         super().close()
+
+
+class LargestFirst(Telling):
+    """Keeps what it is given, and moves the largest batch first, one after the other."""
+
+    def __init__(self, context: BackendContext) -> None:
+        super().__init__(context)
+        self.waiting: list[tuple[int, int, str, Batch, Copied]] = []
+        self.moving: Transfer | None = None
+        self.number = 0
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        made = Copied(Transfer())
+        self.number += 1
+        self.waiting.append((-batch.blocks.total, self.number, peer, batch, made))
+        self.go_on()
+        return made
+
+    def go_on(self) -> None:
+        if self.waiting and (self.moving is None or self.moving.outcome is not None):
+            first = min(self.waiting)
+            self.waiting.remove(first)
+            *_, peer, batch, made = first
+            self.moving = made.real = TcpBackend.submit(self, peer, batch)
+
+    def poll(self, transfers: Sequence[Transfer]) -> None:
+        super().poll(transfers)
+        self.go_on()
 
 
 class OneAtATime(Waiting):

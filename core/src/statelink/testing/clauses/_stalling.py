@@ -1,4 +1,4 @@
-"""Clauses on peers that are stopped: what a backend declares of calls that wait holds."""
+"""Clauses on what waits for what: a peer that is stopped, a small batch among large ones."""
 
 from __future__ import annotations
 
@@ -25,10 +25,13 @@ __all__ = ["Stalling"]
 
 SIZE = 48 * MIB
 """Bytes of what is moved to a stopped peer, which no socket buffers."""
+OVERTAKING = 4
+"""So many times the transfers that a backend takes at once may overtake a small one: threads that move batches beside
+each other do not keep their order."""
 
 
 class Stalling(Suite):
-    """A peer that is stopped holds no call, and nobody else, if that is what the backend declares."""
+    """A peer that is stopped holds no call, and nobody else, if that is what the backend declares. Nobody starves."""
 
     def test_submit_does_not_wait_for_its_peer(self, subject: Subject, lab: Lab) -> None:
         """If it declares `SubmitMode.ASYNC`, `submit` and `poll` return while the peer is stopped.
@@ -78,6 +81,31 @@ class Stalling(Suite):
         all_moved(outcomes)
         same(other.target.arrays[0][at : at + 4097], other.source.arrays[0][5 : 5 + 4097], "the second target")
 
+    def test_large_batches_do_not_starve_a_small_one(self, subject: Subject, lab: Lab) -> None:
+        """A small batch ends although large ones to the same peer follow each other without a gap.
+
+        Move the batches of a peer in about the order in which they come, or beside each other. The core gives out small
+        requests between the batches of large ones.
+        """
+        limits = subject.capabilities
+        needs(
+            limits.max_transfers > 1,
+            "it takes one transfer to a peer at a time (`max_transfers`), so a small one waits for the one before it",
+        )
+        pair = Pair(lab.end(0, ((SIZE,),)).open(), lab.end(1, ((SIZE,),), side=Side.TARGET).open()).connect()
+        pair.works_small()
+        pair.fill(3)
+        large = pair.blocks([(0, at, 0, at, MIB) for at in range(0, SIZE - MIB, MIB)])
+        small = pair.blocks([(0, SIZE - 5000, 0, SIZE - 5000, 5000)])
+        for blocks, room in ((large, 1), (small, 2)):
+            pair.grant(blocks, room)
+        most = OVERTAKING * limits.max_transfers
+        orders = pair.order(large), pair.order(small, 2)
+        overtook = pair.source.worker(_beside.overtaken, *orders, most, subject.patience)
+        if overtook >= most:
+            raise Finding(f"{overtook} large batches that came after a small one to the same peer had ended before it")
+        same(pair.target.arrays[0][-5000:], pair.source.arrays[0][-5000:], "the target")
+
     @pytest.mark.parametrize("closed", ["mover", "peer"])
     def test_close_does_not_wait_for_a_stopped_peer(self, subject: Subject, lab: Lab, closed: str) -> None:
         """`close` returns while the other side is stopped in the middle of a transfer, on either side.
@@ -109,4 +137,5 @@ class Stalling(Suite):
         pair.works_small()
         blocks = pair.blocks([(0, at, 0, at, MIB) for at in range(0, SIZE - MIB, MIB)])
         pair.grant(blocks)
+        all_moved(pair.move(blocks))  # a backend may connect anew for large batches, which a stopped peer refuses
         return pair, blocks

@@ -1,6 +1,6 @@
 """Every benchmark of requests: prints each row, and writes all of them as JSON and as plots.
 
-    python -m benchmarks [--suite handoff rooms unequal growth] [--backend tcp nixl mooncake] [--rounds 30]
+    python -m benchmarks [--suite handoff rooms mixed unequal growth] [--backend tcp nixl mooncake] [--rounds 30]
                          [--out build/bench]
 
 A row's ratios are medians over pairs that were taken in turn, with the bounds of 95 of 100 resamples. ``noise`` is the
@@ -20,7 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from . import growth, handoff, plots, rooms, unequal
+from . import growth, handoff, mixed, plots, rooms, unequal
 from .busy import BUSY, intervals
 from .rows import show
 
@@ -45,6 +45,13 @@ def small(backend: str, rounds: int) -> Iterator[Row]:
                 yield rooms.measure(backend, count, in_flight, busy, switch_interval=interval)
 
 
+def mixes(backend: str, rounds: int) -> Iterator[Row]:
+    """Small requests beside large ones, from one sender and from four."""
+    for kind in mixed.KINDS:
+        for senders in mixed.SENDERS:
+            yield mixed.measure(backend, kind, senders, max(1, rounds // 6))
+
+
 def widths(backend: str, rounds: int) -> Iterator[Row]:
     """D."""
     yield unequal.measure(backend, 128, rounds, 64 << 20)
@@ -53,6 +60,7 @@ def widths(backend: str, rounds: int) -> Iterator[Row]:
 SUITES: dict[str, Callable[[str, int], Iterator[Row]]] = {
     "handoff": handoffs,
     "rooms": small,
+    "mixed": mixes,
     "unequal": widths,
     "growth": growth.rows,
 }

@@ -35,16 +35,10 @@ def shapes() -> None:
 
 
 def joint() -> None:
-    """The small pushes of several requests in one batch: `JointPushes`. The general way: a batch for each."""
-    from statelink.link.prefill import _delivery
+    """The small pushes of several requests in one batch: `Line`. The general way: a batch for each."""
+    from statelink.link.prefill._line import Line
 
-    start = _delivery.Delivery.start
-
-    def apart(self: Any, push: Any, then: Any) -> None:
-        self.rank.joint = None
-        start(self, push, then)
-
-    _delivery.Delivery.start = apart  # type: ignore[method-assign]
+    Line._joinable = lambda *_: False  # type: ignore[method-assign]
 
 
 def pushes_here() -> None:

@@ -32,11 +32,11 @@ def named(label: str, own: dict[str, str]) -> str:
 
 
 class Rank:
-    """A rank's memory and its description."""
+    """A rank's memory and its description. A page has 256 bytes for keys, and as many for values."""
 
-    def __init__(self, name: str, fill: int = 0) -> None:
+    def __init__(self, name: str, fill: int = 0, pages: int = 32) -> None:
         rng = np.random.default_rng(fill)
-        shape = (2, 32, 16, 2, 8)
+        shape = (2, pages, 16, 2, 8)
         self.arrays: npt.NDArray[np.uint8] = (
             rng.integers(0, 256, shape, dtype=np.uint8) if fill else np.zeros(shape, np.uint8)
         )

@@ -9,7 +9,8 @@ import pytest
 
 from statelink.backend import SubmitMode, Transfer
 from statelink.link.prefill import _delivery
-from statelink.link.prefill._delivery import MOST_PROMPT_BLOCKS, Delivery
+from statelink.link.prefill._delivery import Delivery
+from statelink.link.prefill._line import MOST_PROMPT_BLOCKS, Line
 
 SMALL, LARGE = 1, MOST_PROMPT_BLOCKS + 1
 """Blocks of a push."""
@@ -38,24 +39,32 @@ def threads() -> Threads:
 
 
 @pytest.fixture
-def delivery(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> Delivery:
-    """One over a backend and a strategy that never block."""
-    pusher = SimpleNamespace(hooks={}, open_hooks=lambda: True, add=None, resume=None)
-    monkeypatch.setattr(_delivery, "Pusher", lambda *given: pusher)
-    pusher.add = pusher.resume = lambda *given: None
-    limits = SimpleNamespace(submit_mode=SubmitMode.ASYNC, ends_unpolled=True, prompt_bytes=0)
-    context: Any = SimpleNamespace(
-        config=SimpleNamespace(verify="off"),
-        backend=SimpleNamespace(capabilities=limits, prompt_bytes_to=lambda peer: limits.prompt_bytes),
+def context(threads: Threads) -> Any:
+    """Over a backend that never blocks."""
+    limits = SimpleNamespace(
+        submit_mode=SubmitMode.ASYNC,
+        ends_unpolled=True,
+        prompt_bytes=0,
+        joins_rooms=False,
+        max_bytes=1 << 20,
+        max_blocks=100,
+        max_transfers=4,
+    )
+    return SimpleNamespace(
+        config=SimpleNamespace(verify="off", slice_bytes=1 << 20),
+        backend=SimpleNamespace(capabilities=limits),
         workers=SimpleNamespace(moves=threads),
         loop=SimpleNamespace(),
         post=lambda job: job(),
+        now=lambda: 0.0,
     )
-    rank: Any = SimpleNamespace(name="d", joint=None, exited=False)
-    plan: Any = SimpleNamespace(components={"kv": SimpleNamespace(item_blocks=1, item_nbytes=1)})
-    made = Delivery(context, rank, SimpleNamespace(room=1), 1, plan, {})  # type: ignore[arg-type]
-    made.open_hooks()
-    return made
+
+
+@pytest.fixture
+def delivery(context: Any, monkeypatch: pytest.MonkeyPatch) -> Delivery:
+    monkeypatch.setattr(_delivery, "Pusher", lambda *given: SimpleNamespace(hooks={}))
+    rank: Any = SimpleNamespace(name="d", exited=False)
+    return Delivery(context, rank, SimpleNamespace(room=1), 1, SimpleNamespace(), SimpleNamespace(), {})  # type: ignore[arg-type]
 
 
 def test_transfers_that_do_not_end_are_polled_by_one_chain(delivery: Delivery) -> None:
@@ -80,30 +89,37 @@ def test_transfers_that_do_not_end_are_polled_by_one_chain(delivery: Delivery) -
         pauses.pop()()
 
 
-def push(delivery: Delivery, blocks: int) -> None:
-    given: Any = SimpleNamespace(items={"kv": SimpleNamespace(ids=range(blocks))})
-    delivery.start(given, lambda *ended: None)
+class Pushes:
+    """Stands for a `Pusher`, each push of which ends at its first step."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Any] = []
+        self.asks: Any = None
+        self.queued = False
+        self.prompt = True
+        self.flights = 0
+        self.cancelled = SimpleNamespace(raised=False)
+
+    def step(self, answer: Any = None) -> None:
+        del self.waiting[0]
 
 
-def end(delivery: Delivery) -> None:
-    nothing = SimpleNamespace(pending=[], unsettled=None, strays=[])
-    delivery.take(SimpleNamespace(moved={}, moving=nothing))  # type: ignore[arg-type]
+def test_a_small_push_behind_a_large_one_is_left_to_the_data_threads(context: Any, threads: Threads) -> None:
+    """Whoever goes on with it may go on with the large one, which the control thread must not carry."""
+    line, pushes = Line(context, "d"), Pushes()
 
+    def push(blocks: int) -> None:
+        line.add(pushes, None, lambda pushed: None, blocks, 1)  # type: ignore[arg-type]
 
-def test_a_small_push_behind_a_large_one_is_left_to_the_data_threads(delivery: Delivery, threads: Threads) -> None:
-    """Who goes on with it goes on with the large one first, which the control thread must not carry."""
-    push(delivery, LARGE)
-    push(delivery, SMALL)
-    delivery._wake()
-    assert threads.take() == ["data"] * 3
-    end(delivery)
-    delivery._wake()
+    push(LARGE)
     assert threads.take() == ["data"]
-    end(delivery)
-    push(delivery, SMALL)
-    push(delivery, SMALL)
-    delivery._wake()
-    assert threads.take() == ["control"] * 3
-    push(delivery, LARGE)
-    delivery._wake()
-    assert threads.take() == ["data"] * 2
+    push(SMALL)
+    assert threads.take() == [], "the job that was asked for takes both"
+    line._go()
+    push(SMALL)
+    assert threads.take() == ["control"]
+    push(LARGE)
+    line._go()
+    line._go()
+    assert not pushes.waiting
+    assert threads.take() == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from greenlet import getcurrent, greenlet
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from .process import Process
 
 __all__ = ["Defect", "SimExecutor", "SimLoop", "give_way"]
-
-PARKED = object()
-"""What a job says that gives its thread back while it waits."""
 
 
 class Defect(AssertionError):
@@ -102,8 +99,12 @@ class SimLoop(Loop):
         self.wake()
 
 
+class _Coming:
+    """A job that is submitted after a while."""
+
+
 class SimExecutor(KeyedExecutor):
-    """An executor whose jobs are greenlets: each runs until it sleeps or yields, and goes on when the world lets it.
+    """An executor whose jobs are greenlets: each runs until it sleeps, and goes on when the world lets it.
 
     The order of the jobs of a key is that of the real executors.
     """
@@ -115,32 +116,28 @@ class SimExecutor(KeyedExecutor):
         self._order = order
         self._due: dict[Hashable, Job] = {}
         self._running: dict[Hashable, greenlet] = {}
-        self._waits: set[Hashable] = set()
-        """Keys whose jobs have given their threads back for a while."""
+        self._coming: dict[_Coming, tuple[Hashable, Job]] = {}
+        """Jobs that are submitted after a while: whenever the world wants."""
         self._stuck: dict[Hashable, float] = {}
         """Keys whose jobs are stuck in the library, and until when."""
         process.executors.append(self)
 
     def submit(self, key: Hashable, job: Job) -> None:
-        if self._order.enter(self, key, job) is None:
+        if self._order.enter(self, key, job):
             self.start(key, job)
+
+    def submit_after(self, key: Hashable, job: Job, seconds: float) -> None:
+        self._coming[_Coming()] = key, job
 
     def run_here(self, key: Hashable, job: Job, *, alone: bool = False) -> bool:
         if self._process.world.rng.random() < 0.2:  # sometimes all threads are taken
             return False
         if alone and self._stuck:
             return False
-        if not self._order.enter_alone(self, key):
+        if not self._order.enter_alone(key):
             return False
-        steps = job()
-        pause = next(steps, None) if isinstance(steps, Generator) else None
-        while pause == 0:
-            assert isinstance(steps, Generator)
-            pause = next(steps, None)
-        if pause is None:
-            self._leave_key(key)
-        else:
-            self.start(key, lambda: steps)
+        job()
+        self._leave_key(key)
         return True
 
     def revive(self) -> None:
@@ -165,29 +162,26 @@ class SimExecutor(KeyedExecutor):
     # What the world asks.
 
     def choices(self) -> list[Hashable]:
-        """Keys of which a job may start or go on."""
+        """Keys of which a job may start or go on, and jobs that may be submitted."""
         now = self._process.world.time
-        held = [key for key in self._running if key not in self._waits]
-        free = [
-            key for key in (held if len(held) >= self._width else self._running) if self._stuck.get(key, now) <= now
-        ]
-        return free if len(held) >= self._width else [*free, *self._due]
+        free = [key for key in self._running if self._stuck.get(key, now) <= now]
+        return [*free, *self._coming, *(self._due if len(self._running) < self._width else ())]
 
     def next_free(self) -> float | None:
         """World time at which the next job that is stuck goes on."""
         return min(self._stuck.values(), default=None)
 
     def step(self, key: Hashable) -> None:
-        """Start or go on with the job of a key."""
+        """Start or go on with the job of a key, or submit one."""
+        if isinstance(key, _Coming):
+            self.submit(*self._coming.pop(key))
+            return
         job = self._running.get(key)
         if job is None:
             job = self._running[key] = greenlet(self._guarded(self._due.pop(key)))
-        self._waits.discard(key)
         self._stuck.pop(key, None)
         said = job.switch()
-        if said is PARKED:
-            self._waits.add(key)
-        elif isinstance(said, float):
+        if isinstance(said, float):
             self._stuck[key] = said
         if job.dead:
             del self._running[key]
@@ -196,10 +190,7 @@ class SimExecutor(KeyedExecutor):
     def _guarded(self, job: Job) -> Callable[[], None]:
         def run() -> None:
             try:
-                steps = job()
-                for pause in steps if isinstance(steps, Generator) else ():
-                    assert pause >= 0
-                    give_way(PARKED)
+                job()
             except Exception as error:
                 raise Defect(f"executor {self._name} of {self._process.name} would have logged: {error!r}") from error
 
@@ -211,4 +202,5 @@ class SimExecutor(KeyedExecutor):
             job.throw()
         self._running.clear()
         self._stuck.clear()
+        self._coming.clear()
         self._due.clear()

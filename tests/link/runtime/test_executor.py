@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -109,13 +110,11 @@ def test_jobs_of_one_key_keep_their_order_whatever_executor_they_are_in(make: Ma
     left = threading.Semaphore(0)
     busy: set[str] = set()
 
-    def job(key: str, number: int) -> Iterator[float]:
-        for pause in (0.0, 1e-4, 5e-3):
-            assert key not in busy
-            busy.add(key)
-            time.sleep(1e-4)
-            busy.remove(key)
-            yield pause
+    def job(key: str, number: int) -> None:
+        assert key not in busy
+        busy.add(key)
+        time.sleep(1e-4)
+        busy.remove(key)
         ran[key].append(number)
         left.release()
 
@@ -127,59 +126,88 @@ def test_jobs_of_one_key_keep_their_order_whatever_executor_they_are_in(make: Ma
     assert all(numbers == list(range(30)) for numbers in ran.values())
 
 
-def waiting(pause: float, done: threading.Event, looked: threading.Semaphore) -> Generator[float, None, None]:
-    """A job that looks whether something is done, again and again."""
-    while not done.is_set():
+def test_a_job_that_comes_later_holds_neither_its_key_nor_a_thread(make: Make) -> None:
+    executor = make(1)
+    done, looks = threading.Event(), [0]
+
+    def look() -> None:
+        looks[0] += 1
+        if looks[0] == 3:
+            done.set()
+        else:
+            executor.submit_after("key", look, 0.05)
+
+    executor.submit("key", look)
+    assert runs(executor)
+    assert runs(executor, "key")
+    assert done.wait(SOON)
+
+
+def test_of_jobs_that_come_later_the_earliest_comes_first(make: Make) -> None:
+    executor, done = make(2), threading.Event()
+    ran: list[int] = []
+
+    def begin() -> None:
+        for number in (2, 0, 1):
+            executor.submit_after(number, partial(ran.append, number), 0.05 * (1 + number))
+        executor.submit_after("last", done.set, 0.3)
+
+    executor.submit("begin", begin)
+    assert done.wait(SOON)
+    assert ran == [0, 1, 2]
+
+
+def test_a_job_that_comes_after_others_of_its_key_keeps_its_place(make: Make, go_on: threading.Event) -> None:
+    executor, begun = make(2), threading.Event()
+    ran: list[str] = []
+
+    def first() -> None:
+        executor.submit_after("key", lambda: ran.append("later"), 0.0)
+        begun.set()
+
+    executor.submit("key", first)
+    assert begun.wait(SOON)
+    assert runs(executor, "key")
+    until = time.monotonic() + SOON
+    while not ran and time.monotonic() < until:
+        time.sleep(0.001)
+    assert ran == ["later"]
+
+
+def test_many_that_come_later_delay_nobody(make: Make) -> None:
+    executor = make(1)
+    looked, done = threading.Semaphore(0), threading.Event()
+
+    def look(number: int) -> None:
         looked.release()
-        yield pause
+        if not done.is_set():
+            executor.submit_after(number, partial(look, number), 0.05)
 
-
-def test_a_job_that_waits_holds_its_key_and_no_thread(make: Make) -> None:
-    executor = make(1)
-    done, looked = threading.Event(), threading.Semaphore(0)
-    executor.submit("key", lambda: waiting(0.01, done, looked))
-    assert looked.acquire(timeout=SOON)
-    assert runs(executor)
-    after = threading.Event()
-    executor.submit("key", after.set)
-    assert runs(executor)
-    assert not after.is_set()
-    done.set()
-    assert after.wait(SOON)
-
-
-def test_a_job_that_waits_for_long_looks_at_once_when_somebody_comes_after_it(make: Make) -> None:
-    """A room that is given up need not wait for the next look at its transfers."""
-    order = KeyOrder()
-    executor, other = make(1, 0, order), make(1, 0, order)
-    done, looked = threading.Event(), threading.Semaphore(0)
-    executor.submit("key", lambda: waiting(10 * SOON, done, looked))
-    assert looked.acquire(timeout=SOON)
-    assert runs(executor)
-    done.set()
-    assert runs(other, "key")
-
-
-def test_many_that_wait_delay_nobody(make: Make) -> None:
-    executor = make(1)
-    done, looked = threading.Event(), threading.Semaphore(0)
     for number in range(200):
-        executor.submit(number, lambda: waiting(0.05, done, looked))
-    for _ in range(200):
+        executor.submit(number, partial(look, number))
+    for _ in range(400):
         assert looked.acquire(timeout=SOON)
     assert runs(executor)
     done.set()
 
 
-def test_closing_runs_what_is_queued_and_what_waits(make: Make) -> None:
-    executor = make(1, 1)
-    done, looked, after = threading.Event(), threading.Semaphore(0), threading.Event()
-    executor.submit("key", lambda: waiting(10 * SOON, done, looked))
-    assert looked.acquire(timeout=SOON)
+def test_jobs_that_come_later_need_no_job_that_ends(make: Make, go_on: threading.Event) -> None:
+    """The thread that submitted them for later is held by the next job."""
+    executor, ran = make(1, spare=1), threading.Event()
+    executor.submit("a", lambda: executor.submit_after("later", ran.set, 0.01))
+    block(executor, 1, go_on)
+    assert ran.wait(SOON)
+
+
+def test_closing_runs_what_is_queued_and_what_comes_later(make: Make) -> None:
+    executor, after = make(1, 1), threading.Event()
+    later = threading.Event()
+    executor.submit("key", lambda: executor.submit_after("key", later.set, 10 * SOON))
+    assert runs(executor, "key")
     executor.submit("key", after.set)
-    done.set()
     assert executor.close(SOON)
     assert after.is_set()
+    assert later.is_set()
     executor.submit("key", after.clear)
     assert after.is_set()
 
@@ -187,8 +215,7 @@ def test_closing_runs_what_is_queued_and_what_waits(make: Make) -> None:
 def test_a_job_that_raises_ends_no_thread(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     executor = make(1)
 
-    def broken() -> Generator[float, None, None]:
-        yield 0.0
+    def broken() -> None:
         raise ZeroDivisionError("a defect")
 
     executor.submit("key", broken)
@@ -279,23 +306,17 @@ def test_jobs_of_a_key_wait_for_the_one_that_runs_here(make: Make) -> None:
     assert order == ["first", "second"]
 
 
-def test_a_pause_gives_the_asking_thread_back(make: Make) -> None:
-    """The rest of the job runs on a thread of the executor, and the next job of its key only after that."""
+def test_what_a_job_that_runs_here_submits_for_later_runs_on_a_thread_of_the_executor(make: Make) -> None:
     executor, ran = make(1), []
     done = threading.Event()
 
-    def steps() -> Generator[float, None, None]:
+    def later() -> None:
         ran.append(threading.current_thread().name)
-        yield 0.0
-        ran.append(threading.current_thread().name)
-        yield 0.01
-        ran.append(threading.current_thread().name)
+        done.set()
 
-    assert executor.run_here("a", steps)
-    executor.submit("a", done.set)
+    assert executor.run_here("a", lambda: executor.submit_after("a", later, 0.01))
     assert done.wait(SOON)
-    assert ran[:2] == [threading.current_thread().name] * 2
-    assert ran[2].startswith("test-")
+    assert ran[0].startswith("test-")
 
 
 def test_a_job_that_raises_here_harms_nobody(make: Make, caplog: pytest.LogCaptureFixture) -> None:

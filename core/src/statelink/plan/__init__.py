@@ -7,7 +7,7 @@ one rank writes for another. For each request: `required` and `pushed` turn indi
 
 from __future__ import annotations
 
-from ._blocks import Blocks
+from ._blocks import Blocks, Cutter
 from ._boxes import Box
 from ._compile import PairPlan, compile_pair
 from ._component_plan import ComponentPlan
@@ -35,6 +35,7 @@ __all__ = [
     "Blocks",
     "Box",
     "ComponentPlan",
+    "Cutter",
     "Due",
     "Items",
     "Move",

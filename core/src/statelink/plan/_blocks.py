@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Blocks"]
+__all__ = ["Blocks", "Cutter"]
 
 U64 = npt.NDArray[np.uint64]
 U32 = npt.NDArray[np.uint32]
@@ -82,17 +82,9 @@ class Blocks:
 
         Blocks are not split. A block that is larger than ``max_bytes`` becomes a slice of its own.
         """
-        if 0 < self.count <= max_blocks and self.total <= max_bytes:
-            yield self
-            return
-        ends = np.cumsum(self.nbytes)
-        first = 0
-        while first < self.count:
-            before = int(ends[first - 1]) if first else 0
-            stop = bisect_right(ends, before + max_bytes)  # unlike numpy's search, it keeps the interpreter
-            stop = min(max(stop, first + 1), first + max_blocks, self.count)
-            yield self[first:stop]
-            first = stop
+        cutter = Cutter(self, max_blocks)
+        while (piece := cutter.take(max_bytes)).count:
+            yield piece
 
     def pieces(self, max_blocks: int, max_bytes: int) -> Iterator[Blocks]:
         """Cut into batches for a backend that takes at most ``max_blocks`` blocks and ``max_bytes`` bytes at once.
@@ -100,14 +92,15 @@ class Blocks:
         Unlike `slices`, it also cuts blocks: into parts of at most ``max_bytes``, but never below 1 MiB. So a block of
         up to 1 MiB may be more than ``max_bytes``. It is then a batch of its own.
         """
-        return self._narrow(max(max_bytes, LEAST_PIECE_BYTES)).slices(max_blocks, max_bytes)
+        return self.narrow(max_bytes).slices(max_blocks, max_bytes)
 
-    def _narrow(self, most: int) -> Blocks:
-        """The same bytes in blocks of at most ``most`` bytes.
+    def narrow(self, most: int) -> Blocks:
+        """The same bytes in blocks of at most ``most`` bytes, or 1 MiB if that is more.
 
         Pages that lie side by side make one block, however many they are. A library may refuse a block that large, and
         an abort would have to wait for all of it.
         """
+        most = max(most, LEAST_PIECE_BYTES)
         if int(self.nbytes.max(initial=0)) <= most:
             return self
         wide = np.uint64(most)
@@ -121,3 +114,35 @@ class Blocks:
             self.source_region[which],
             self.target_region[which],
         )
+
+
+class Cutter:
+    """Cuts blocks into views, each as large as the caller says when it takes it. Not thread-safe.
+
+    Args:
+        blocks: What is cut; no block of it is split.
+        max_blocks: Most blocks of a view.
+    """
+
+    def __init__(self, blocks: Blocks, max_blocks: int) -> None:
+        self._blocks = blocks
+        self._max_blocks = max_blocks
+        self._first = 0
+        self._ends: npt.NDArray[np.uint64] | None = None
+        """Bytes up to the end of each block; counted once the first view is not all of them."""
+
+    def take(self, max_bytes: int) -> Blocks:
+        """The next view of at most ``max_bytes`` bytes, or of one block that is larger; an empty one at the end."""
+        blocks, first = self._blocks, self._first
+        count = blocks.count
+        if first >= count:
+            return blocks[count:]
+        if self._ends is None:
+            if count <= self._max_blocks and blocks.total <= max_bytes:
+                self._first = count
+                return blocks
+            self._ends = np.cumsum(blocks.nbytes)
+        before = int(self._ends[first - 1]) if first else 0
+        stop = bisect_right(self._ends, before + max_bytes)  # unlike numpy's search, it keeps the interpreter
+        self._first = min(max(stop, first + 1), first + self._max_blocks, count)
+        return blocks[first : self._first]

@@ -9,8 +9,8 @@ a data thread wakes it. A room that opens wakes it only if something waits for t
 threads. `PushChecks` belongs to the engine's threads: they check a push before they post it. `Pusher` belongs to the
 jobs with the peer's key: they plan a push, call the send hooks and move the bytes. These jobs run on data threads. So a
 push crosses threads three times: engine to control, control to data, and data to control. Where nothing blocks,
-the control thread runs the jobs of small pushes itself (`Delivery`). Small pushes of several rooms to one peer may go
-as one batch (`JointPushes`).
+the control thread runs the jobs of small pushes itself. The jobs of a peer are those of its `Line`, which lets pushes
+take turns.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from statelink.link.peers import Connection, Witness
     from statelink.plan import PairPlan
 
-    from ._joint import JointPushes
+    from ._line import Line
 
 __all__ = ["DecodeRank"]
 
@@ -36,7 +36,7 @@ class DecodeRank:
         asked: The part that it named last.
         plan: What this rank writes for it; set once it is attached and the backend reaches it.
         connection: This side's connection to it, once it named this rank's part.
-        joint: Small pushes to it that have not begun; set with the plan, if the backend takes several rooms at once.
+        line: The pushes to it; set with the plan.
         witness: Tells whether its process has ended; ``None`` where that cannot be seen from here.
         expected: Decode ranks of its instance that ask this rank for each room; before it is attached, all of them.
         heard: When its last message came.
@@ -55,7 +55,7 @@ class DecodeRank:
         self.plan: PairPlan | None = None
         self.connection: Connection | None = None
         self.witness: Witness | None = None
-        self.joint: JointPushes | None = None
+        self.line: Line | None = None
         self.expected = handshake.inventory.ranks
         self._backend = backend
         self.has_pong = True
@@ -97,15 +97,14 @@ class DecodeRank:
         needed, self.has_pong = not self.has_pong, False
         return needed
 
-    def attach(self, plan: PairPlan, expected: int, joint: JointPushes | None) -> None:
+    def attach(self, plan: PairPlan, expected: int, line: Line) -> None:
         """Note that it is attached.
 
         Args:
             plan: What this rank writes for it.
             expected: Decode ranks of its instance that ask this rank for each room.
-            joint: Keeps small pushes to it until they begin, unless it was attached before; ``None`` if the backend
-                takes only one room in a batch.
+            line: Takes the pushes to it, unless it was attached before.
         """
-        self.joint = self.joint or joint
+        self.line = self.line or line
         self.plan = plan
         self.expected = expected

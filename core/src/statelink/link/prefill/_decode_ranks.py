@@ -25,7 +25,7 @@ from statelink.link.peers import (
 from statelink.plan import PairPlan, compile_pair
 
 from ._decode_rank import DecodeRank
-from ._joint import JointPushes
+from ._line import Line
 
 if TYPE_CHECKING:
     from statelink.link._context import Context
@@ -246,8 +246,7 @@ class DecodeRanks:
                 self._note_refusal(rank.name, reason)
                 self._context.send(wire.Refuse(sender=self._context.name, to=rank.name, reason=reason))
             return
-        joins = self._context.backend.capabilities.joins_rooms
-        rank.attach(plan, message.destinations, JointPushes(self._context, rank.name) if joins else None)
+        rank.attach(plan, message.destinations, Line(self._context, rank.name))
         self._confirm(rank, plan)
 
     def _note_refusal(self, peer: str, reason: Reason) -> None:

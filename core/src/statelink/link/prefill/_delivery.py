@@ -7,13 +7,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from statelink import wire
-from statelink.backend import SendHook, SubmitMode
+from statelink.backend import SendHook
 from statelink.errors import MismatchError, Reason, StatelinkError
-from statelink.link.runtime import Flag
 from statelink.plan import Items, checked_int, required
 
 from ._in_flight import DeliveryInFlight, RequestId
-from ._pusher import Pusher, PushResult
+from ._pusher import Pusher
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,20 +23,18 @@ if TYPE_CHECKING:
     from statelink.plan import PairPlan
 
     from ._decode_rank import DecodeRank
+    from ._line import Line
     from ._push import Push
+    from ._pushes import PushResult
 
 __all__ = ["Delivery"]
-
-MOST_PROMPT_BLOCKS = 4096
-"""Most blocks of a push that the control thread itself lists and submits, where the backend never blocks: one or two
-milliseconds of work. This saves a small request two changes of threads."""
 
 
 class Delivery:
     """One destination of one room, from its request until nothing is in flight. Belongs to the control thread.
 
-    Its `Pusher` does the work in jobs on data threads, and posts the results to the control thread. Where no call of
-    the backend and of the strategies blocks, the control thread runs the jobs of small pushes itself.
+    Its `Pusher` does the work, whenever the `Line` of the decode rank lets it, and posts the results to the control
+    thread.
 
     Args:
         context: The link's parts.
@@ -45,6 +42,7 @@ class Delivery:
         request: Its request.
         tokens: N.
         plan: What this rank writes for it.
+        line: Its line.
         targets: Destination items per component.
 
     Attributes:
@@ -64,6 +62,7 @@ class Delivery:
         request: wire.Request,
         tokens: int,
         plan: PairPlan,
+        line: Line,
         targets: dict[str, Items],
     ) -> None:
         self.rank = rank
@@ -77,19 +76,9 @@ class Delivery:
         self._plan = plan
         self._key = "peer", rank.name
         """The key of its jobs."""
-        self._cancelled = Flag()
         self._tokens = tokens
-        self._pusher = Pusher(context, rank, request, tokens, plan, targets, self._cancelled, self._wake)
-        self._never_blocks = False
-        """Whether no call for this delivery ever blocks. Set when the hooks are open."""
-        self._prompt_bytes = 0
-        """Most bytes of a push for which no call blocks while no other job runs; 0 if there is no such size."""
-        self._joins = False
-        """Whether pushes wait to go as one batch with those of other rooms. This changes only when no push is under
-        way. Otherwise a later push could overtake an earlier one."""
-        self._at_once = False
-        """Whether the control thread itself goes on with the pushes. It does so only if every push that is under way or
-        waits is small. Any thread may read this."""
+        self._line = line
+        self._pusher = Pusher(context, rank, request, tokens, plan, targets, line)
         self._moved: dict[str, Moved] = {}
         self._released = False
 
@@ -106,8 +95,8 @@ class Delivery:
         Raises:
             StatelinkError: The two sides disagree on the request, or it does not name the items that must move.
         """
-        plan = rank.plan
-        if plan is None:
+        plan, line = rank.plan, rank.line
+        if plan is None or line is None:
             raise StatelinkError("a request came from a rank that is not attached any more", code="room.unattached")
         least = request.least or request.tokens
         if not least <= tokens <= request.tokens:
@@ -125,7 +114,7 @@ class Delivery:
                 raise MismatchError(f"a request lacks component {name!r}", code="room.items", component=name)
             listed = Items(wire.unpack_items(given), given.first)
             targets[name] = required(component_plan.target, tokens, request.prefix, listed)
-        return cls(context, rank, request, tokens, plan, targets)
+        return cls(context, rank, request, tokens, plan, line, targets)
 
     # Pushes.
 
@@ -145,28 +134,13 @@ class Delivery:
         Raises:
             BaseException: What a strategy raises.
         """
-        if self._pusher.open_hooks() and self._context.config.verify == "off":
-            limits = self._context.backend.capabilities
-            self._never_blocks = limits.submit_mode is SubmitMode.ASYNC and limits.ends_unpolled
-            self._prompt_bytes = min(limits.prompt_bytes, self._context.backend.prompt_bytes_to(self.rank.name))
+        self._pusher.open_hooks()
 
     def start(self, push: Push, then: Callable[[Delivery, PushResult], None]) -> None:
         """Move a push after those before it. ``then`` is called on the control thread with the result."""
-        first = self.in_flight.jobs == 0
         self.in_flight.jobs += 1
         blocks, nbytes = self._most(push)
-        done = partial(then, self)
-        few = self._prompt_bytes > 0 and nbytes <= self._prompt_bytes
-        quick = (self._never_blocks or few) and blocks <= MOST_PROMPT_BLOCKS
-        self._at_once = quick and (first or self._at_once)
-        joint = self.rank.joint
-        if first:
-            self._joins = joint is not None and blocks <= joint.blocks and nbytes <= joint.nbytes
-        if joint is not None and self._joins:
-            begin = partial(self._pusher.begin, push, done)
-            joint.add(begin, self._pusher.resume, blocks, nbytes, at_once=self._at_once)
-        else:
-            self._run(partial(self._pusher.add, push, done))
+        self._line.add(self._pusher, push, partial(then, self), blocks, nbytes)
 
     def _most(self, push: Push) -> tuple[int, int]:
         """Most blocks and bytes that a push becomes."""
@@ -179,24 +153,6 @@ class Delivery:
                 blocks += count * plan.item_blocks
                 nbytes += count * plan.item_nbytes
         return blocks, nbytes
-
-    def _wake(self) -> None:
-        """Go on with the pushes, soon. Any thread."""
-        if self._at_once:
-            self._context.post(self._go_on)
-        else:
-            self._submit(self._pusher.resume)
-
-    def _go_on(self) -> None:
-        self._run(self._pusher.resume)
-
-    def _run(self, job: Job) -> None:
-        """Run a job of the pusher here, if that is allowed and nothing stands before it, or else on a data thread."""
-        moves = self._context.workers.moves
-        if self._at_once:
-            moves.submit_promptly(self._key, job, alone=not self._never_blocks)
-        else:
-            moves.submit(self._key, job)
 
     def take(self, pushed: PushResult) -> None:
         """Note what became of a push."""
@@ -222,8 +178,8 @@ class Delivery:
 
     def cancel(self) -> None:
         """The room failed: stop what is under way, and call the hooks' ``abort``."""
-        self._cancelled.set()
-        self._submit(self._pusher.resume)  # resume a push that waits for its strategy, so that it sees the cancellation
+        self._pusher.cancelled.set()
+        self._submit(partial(self._line.end, self._pusher))
         for name, hook in self.hooks.items():
             if type(hook).abort is not SendHook.abort:  # a job for each hook: if one raises, the others still run
                 self._submit(partial(hook.abort, self._pusher.context_of(name)))

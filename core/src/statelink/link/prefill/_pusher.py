@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import weakref
-from collections import deque
-from collections.abc import Callable, Generator, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from statelink.backend import Batch, Blocks, Moved
 from statelink.errors import RoomError
 from statelink.link._hook_context import HookContext
 from statelink.link._verify import digest_of, packed
 from statelink.link.peers import check_transport
-from statelink.link.runtime import Moving, move, reason_of, submitted
+from statelink.link.runtime import Moving, move, reason_of
 from statelink.plan import MAX_BATCH, ComponentPlan, Move, Whole, plan_move
 
 from ._covered import Covered
+from ._pushes import Pushes, PushResult
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
     from statelink.backend import SendHook, Transfer
     from statelink.errors import Reason
     from statelink.link._context import Context
-    from statelink.link.runtime import Flag, Job, Steps
+    from statelink.link.runtime import Steps, Until
     from statelink.plan import Items, PairPlan
     from statelink.wire import Request
 
     from ._decode_rank import DecodeRank
+    from ._line import Line
     from ._push import Push
 
-__all__ = ["PushResult", "Pusher", "Then"]
+__all__ = ["Pusher"]
 
 
 class SendHookContext(HookContext):
@@ -41,20 +42,31 @@ class SendHookContext(HookContext):
         request: The peer's request.
         peer: The peer's link name.
         component: The component.
-        resume: Goes on with the pushes to the peer. A job for the peer's key. It must not keep the room alive, since
-            a hook may keep this context.
+        line: The peer's line.
+        pusher: Whose hook it is. A weak reference: pusher, hook and context would be a cycle, and a hook may keep this.
     """
 
-    __slots__ = ("_resume", "strategy")
+    __slots__ = ("_line", "_pusher", "strategy")
 
-    def __init__(self, context: Context, request: Request, peer: str, component: str, resume: Job) -> None:
+    def __init__(
+        self,
+        context: Context,
+        request: Request,
+        peer: str,
+        component: str,
+        line: Line,
+        pusher: weakref.ref[Pusher],
+    ) -> None:
         super().__init__(context, request.room, request.generation, peer, component)
         self.strategy = context.strategies[component].name
-        self._resume = resume
+        self._line = line
+        self._pusher = pusher
 
     def wake(self) -> None:
         """See `statelink.backend.SendContext.wake`. Any thread; the hook is called again by a job."""
-        self._context.workers.moves.submit(("peer", self.peer), self._resume)
+        pusher = self._pusher()
+        if pusher is not None:
+            self._line.wake(pusher)
 
 
 class Payload:
@@ -148,37 +160,11 @@ class Payload:
         )
 
 
-class PushResult(NamedTuple):
-    """What became of one push to one destination.
-
-    Attributes:
-        push: The push.
-        moving: The result of `move`: bytes, blocks, and why it failed.
-        granules: Per component, ``[first, last)`` of the granules that the push has.
-        moved: Per component, the bytes and blocks that the backend was given.
-        digests: Per component, the digest of all pushes so far, where both sides verify.
-    """
-
-    push: Push
-    moving: Moving
-    granules: dict[str, tuple[int, int]]
-    moved: dict[str, Moved]
-    digests: dict[str, bytes]
-
-
-Then = Callable[[PushResult], None]
-"""Called on the control thread with what became of a push."""
-
-
-_VISIBLE = -1.0
-"""Says that a push has ended. `Pusher._step` returns it in place of a pause or a batch."""
-
-
-class Pusher:
+class Pusher(Pushes):
     """Moves the pushes of one delivery, one after the other.
 
-    Its state belongs to the jobs with the peer's key, of which one runs at a time: on a data thread, or on the control
-    thread where nothing blocks. The control thread makes it, opens the hooks, and submits the jobs.
+    Its state belongs to the jobs with the peer's key, of which one runs at a time: those of the peer's `Line`, which
+    says when it goes on. The control thread makes it, opens the hooks, and appends pushes.
 
     Args:
         context: The link's parts.
@@ -187,8 +173,7 @@ class Pusher:
         tokens: N.
         plan: What this rank writes for the destination.
         targets: Destination items per component.
-        cancelled: Set by the control thread when the room failed.
-        wake: Submits `resume`, soon. Any thread.
+        line: The destination's line.
 
     Attributes:
         hooks: Send hook per component; only the hooks that were opened.
@@ -202,30 +187,27 @@ class Pusher:
         tokens: int,
         plan: PairPlan,
         targets: dict[str, Items],
-        cancelled: Flag,
-        wake: Callable[[], object],
+        line: Line,
     ) -> None:
+        super().__init__()
         self._context = context
-        self._wake = wake
+        self._line = line
         self._rank = rank
         self._request = request
         self._tokens = tokens
         self._plan = plan
         self._targets = targets
-        self._cancelled = cancelled
         self._covered: Covered | None = None
         """What was pushed; made for the first push that does not bring the whole request."""
         self._digests: dict[str, int] = {}
-        self._line: deque[tuple[Push, Then]] = deque()
-        """Pushes that are not visible at the destination yet, and what to call then. The first one is under way."""
         self._under_way: Steps[PushResult] | None = None
         self.hooks: dict[str, SendHook] = {}
         self._contexts: dict[str, SendHookContext] = {}
         self._plain = context.config.verify == "off" and not request.elsewhere
         """Whether nothing but the blocks of a move is asked of any component."""
 
-    def open_hooks(self) -> bool:
-        """Make and open a hook for each component. Returns whether all of them are prompt. Control thread.
+    def open_hooks(self) -> None:
+        """Make and open a hook for each component. Control thread.
 
         Raises:
             BaseException: What a strategy raises; hooks that were opened before stay in `hooks`.
@@ -238,62 +220,21 @@ class Pusher:
                 hook.open(self.context_of(name), self._request.prepared.get(name, b""))
             self.hooks[name] = hook
             prompt = prompt and hook.prompt
-        return prompt
+        self.prompt = prompt and self._context.config.verify == "off"
 
     def context_of(self, component: str) -> SendHookContext:
         """The context of a component's hook. Any thread."""
         known = self._contexts.get(component)
         if known is None:
-            # Weak reference: pusher, hook and context would be a cycle.
-            resume = weakref.WeakMethod(self.resume)
-
-            def wake() -> Generator[float, None, None] | None:
-                living = resume()
-                return living() if living is not None else None
-
-            made = SendHookContext(self._context, self._request, self._rank.name, component, wake)
+            made = SendHookContext(
+                self._context, self._request, self._rank.name, component, self._line, weakref.ref(self)
+            )
             known = self._contexts.setdefault(component, made)
         return known
 
-    def add(self, push: Push, then: Then) -> Generator[float, None, None] | None:
-        """Move a push after those before it. A job with the peer's key; ``then`` is called on the control thread."""
-        self._line.append((push, then))
-        # If an earlier push waits for its strategy, `resume` goes on with this one after it.
-        return self.resume() if len(self._line) == 1 else None
-
-    def begin(self, push: Push, then: Then) -> Batch | None:
-        """As `add`, up to the first batch, which the caller submits: it calls `resume` with the answer.
-
-        Returns ``None`` where there is no such batch. Then the caller calls `resume` without one.
-        """
-        self._line.append((push, then))
-        asked = self._step(None) if len(self._line) == 1 else None
-        return asked if isinstance(asked, Batch) else None
-
-    def resume(self, answer: Transfer | BaseException | None = None) -> Generator[float, None, None]:
-        """Move pushes until none is left, or until a strategy has to wait. A job with the peer's key.
-
-        Args:
-            answer: The transfer of the batch that `begin` returned, or what ``submit`` raised.
-        """
-        while self._line:
-            asked = self._step(answer)
-            answer = None
-            if asked is None:
-                return  # the strategy's wake(), or the end of the room, submits `resume` again
-            if isinstance(asked, Batch):
-                answer = submitted(self._context.backend, self._rank.name, asked)
-            elif asked is not _VISIBLE:
-                yield asked
-            elif self._line:
-                yield 0.0  # a sign of life between two pushes
-
-    def _step(self, answer: Transfer | BaseException | None) -> Batch | float | None:
-        """Go on with the first push. Returns the batch or the pause that it asks for.
-
-        If the push is visible at the destination, or has failed, reports it and returns `_VISIBLE`.
-        """
-        push, then = self._line[0]
+    def step(self, answer: Transfer | BaseException | None = None) -> Batch | Until | None:
+        """See `Pushes.step`."""
+        push, then = self.waiting[0][:2]
         if self._under_way is None:
             self._under_way = self._carry(push)
         try:
@@ -302,19 +243,17 @@ class Pusher:
             return self._under_way.send(answer)
         except StopIteration as ended:
             self._under_way = None
-            self._line.popleft()
-            self._report(then, ended.value)
-            return _VISIBLE
-
-    def _report(self, then: Then, pushed: PushResult) -> None:
-        self._context.post(lambda: then(pushed))
+            self.waiting.popleft()
+            pushed = ended.value
+            self._context.post(lambda: then(pushed))
+            return None
 
     def _carry(self, push: Push) -> Steps[PushResult]:
         """Plan a push, call its hooks, have its blocks submitted, and wait until all are visible at the destination.
 
         Yields as `move` does. Never raises: a failure is in the result.
         """
-        if self._cancelled.raised:  # its hooks may have been told
+        if self.cancelled.raised:  # its hooks may have been told
             return PushResult(push, Moving(0, 0, None), {}, {}, {})
         context, request, peer = self._context, self._request, self._rank.name
         parts: Iterable[Blocks | None]
@@ -343,9 +282,8 @@ class Pusher:
             room=request.room,
             generation=request.generation,
             tables=(context.regions, self._rank.regions),
-            slice_bytes=context.config.slice_bytes,
-            cancelled=self._cancelled,
-            wake=self._wake,
+            piece=self._line.piece,
+            cancelled=self.cancelled,
         )
         if moving.reason is None and push.last and not moving.pending:
             reason = self._finish()
@@ -393,7 +331,7 @@ class Pusher:
         if self._context.config.verify == "off":
             return
         for piece in moves:
-            digest = digest_of(piece.state_bytes(), self._cancelled, self._context.reader_of(piece.component))
+            digest = digest_of(piece.state_bytes(), self.cancelled, self._context.reader_of(piece.component))
             self._digests[piece.component] = self._digests.get(piece.component, 0) + digest
 
     def _finish(self) -> Reason | None:

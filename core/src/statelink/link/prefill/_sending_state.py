@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ._decode_ranks import DecodeRanks
     from ._in_flight import UsesInFlight
     from ._push import Push, PushBudget
-    from ._pusher import PushResult
+    from ._pushes import PushResult
     from ._requests import Requests
     from ._siblings import Siblings
 

@@ -21,7 +21,7 @@ from ._executor import HELD_AFTER_SECONDS, Job, KeyedExecutor, KeyOrder
 from ._failure import BackendDefect, reason_of
 from ._flag import Flag
 from ._loop import Bell, Loop
-from ._mover import Moving, Steps, move, submit_together, submitted
+from ._mover import Moving, Steps, Until, move, submit_together, submitted
 from ._workers import MakeExecutor, Workers
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "MakeExecutor",
     "Moving",
     "Steps",
+    "Until",
     "Workers",
     "move",
     "reason_of",

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Hashable
-from types import GeneratorType
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 from statelink._logs import logger
@@ -21,14 +21,10 @@ __all__ = ["HELD_AFTER_SECONDS", "Job", "KeyOrder", "KeyedExecutor"]
 log = logger("statelink.link")
 
 HELD_AFTER_SECONDS = 0.1
-"""Seconds without a sign of life after which a job counts as held: as a rule it waits for a peer, inside a library."""
-BRIEF = 1e-3
-"""Longest pause, in seconds, for which a job keeps its thread while no other job needs one."""
+"""Seconds after which a job counts as held: as a rule it waits for a peer, inside a library."""
 
 Job = Callable[[], object]
-"""What an executor runs. If it returns a generator, the executor runs the generator. Each ``yield`` is a pause in
-seconds, in which the job waits for something; other jobs may have its thread meanwhile."""
-Pauses = Generator[float, None, object]
+"""What an executor runs. What it returns is not looked at."""
 
 
 class KeyOrder:
@@ -44,33 +40,32 @@ class KeyOrder:
         # A thread that holds it may run code of the engine: a handler of what it logs, or a ``__del__``. That code may
         # call the link.
         self.lock = threading.RLock()
-        self._lines: dict[Hashable, tuple[KeyedExecutor, deque[tuple[KeyedExecutor, Job]]]] = {}
+        self._lines: dict[Hashable, deque[tuple[KeyedExecutor, Job]]] = {}
+        """Per key of which a job is under way, the jobs that wait for it, each with its executor."""
 
-    def enter(self, executor: KeyedExecutor, key: Hashable, job: Job) -> KeyedExecutor | None:
-        """Queue a job. ``None`` if it may start at once; otherwise the executor of the key's job that is under way."""
-        line = self._lines.get(key)
-        if line is None:
-            self._lines[key] = executor, deque()
-            return None
-        line[1].append((executor, job))
-        return line[0]
+    def enter(self, executor: KeyedExecutor, key: Hashable, job: Job) -> bool:
+        """Queue a job. Returns whether it may start at once."""
+        waiting = self._lines.get(key)
+        if waiting is None:
+            self._lines[key] = deque()
+            return True
+        waiting.append((executor, job))
+        return False
 
-    def enter_alone(self, executor: KeyedExecutor, key: Hashable) -> bool:
+    def enter_alone(self, key: Hashable) -> bool:
         """Note that a job starts at once, unless one of its key is under way or queued. Returns whether it may."""
         if key in self._lines:
             return False
-        self._lines[key] = executor, deque()
+        self._lines[key] = deque()
         return True
 
     def leave(self, key: Hashable) -> tuple[KeyedExecutor, Job] | None:
         """End the job of a key that is under way. Returns the key's next job, and the executor that has to start it."""
-        _, waiting = self._lines[key]
+        waiting = self._lines[key]
         if not waiting:
             del self._lines[key]
             return None
-        executor, job = waiting.popleft()
-        self._lines[key] = executor, waiting
-        return executor, job
+        return waiting.popleft()
 
     @property
     def idle(self) -> bool:
@@ -79,24 +74,24 @@ class KeyOrder:
 
     def waiting(self, executor: KeyedExecutor) -> int:
         """Jobs for an executor that wait for others of their key."""
-        lines = [waiting for _, waiting in self._lines.values() if waiting]
-        return sum(each is executor for waiting in lines for each, _ in waiting)
+        return sum(each is executor for waiting in self._lines.values() for each, _ in waiting)
 
 
-class _Parked(NamedTuple):
-    """A job that waits without a thread. ``number`` tells this pause from others of the same key."""
+class _Later(NamedTuple):
+    """A job that is submitted at some time. ``number`` keeps those of one time in order."""
 
+    due: float
     number: int
-    steps: Pauses
+    key: Hashable
+    job: Job
 
 
 class KeyedExecutor:
     """A pool of threads. It runs the jobs of one key in order, and one at a time.
 
-    At most ``width`` jobs run at once. A job that is inside one call for `HELD_AFTER_SECONDS` is held. Up to ``spare``
-    held jobs do not count against ``width``, so that they delay other jobs no longer than that. A job that returns a
-    generator gives its thread back where it yields a long pause, and where other jobs need the thread. The next job of
-    its key starts only after its end.
+    At most ``width`` jobs run at once. A job that has run for `HELD_AFTER_SECONDS` is held. Up to ``spare``
+    held jobs do not count against ``width``, so that they delay other jobs no longer than that. A job that has much to
+    do does a part, and submits another job for the rest, so that the jobs of other keys have their turn.
 
     Threads start when they are needed. A job that raises is a defect; it is logged, and ends no thread.
 
@@ -128,14 +123,14 @@ class KeyedExecutor:
         self._begin = begin
         # Everything below is guarded by the lock of the order.
         self._changed = threading.Condition(self._order.lock)
-        self._ready: deque[tuple[Hashable, Job | Pauses]] = deque()
-        self._parked: dict[Hashable, _Parked] = {}
-        self._times: list[tuple[float, int, Hashable]] = []
-        """A heap: when which parked job goes on. An entry whose number is not that of the parked job is ignored."""
+        self._ready: deque[tuple[Hashable, Job]] = deque()
+        self._later: list[_Later] = []
+        """A heap."""
         self._numbers = itertools.count()
+        self._watched = math.inf
+        """When the first idle thread wakes to look at `_later`."""
         self._lively: dict[int, float] = {}
-        """Per thread that runs a job, when that job last gave a sign of life. A thread updates its own entry without
-        the lock: the entry is there already, so that the dictionary keeps its size."""
+        """Per thread that runs a job, when that job began."""
         self._idle = 0
         self._threads: list[threading.Thread] = []
         self._closed = False
@@ -145,17 +140,19 @@ class KeyedExecutor:
         with self._order.lock:
             if self._closed:
                 return
-            busy = self._order.enter(self, key, job)
-            if busy is None:
+            if self._order.enter(self, key, job):
                 self.start(key, job)
-            else:
-                busy.hurry(key)
+
+    def submit_after(self, key: Hashable, job: Job, seconds: float) -> None:
+        """As `submit`, once so many seconds have passed. Called by a job of this executor."""
+        with self._order.lock:
+            if not self._closed:
+                heapq.heappush(self._later, _Later(time.monotonic() + seconds, next(self._numbers), key, job))
 
     def run_here(self, key: Hashable, job: Job, *, alone: bool = False) -> bool:
         """Run a short job on this thread, if no earlier job of its key and no lack of threads stands before it.
 
-        Returns whether it was run. If not, nothing happened: use `submit`. A generator gives this thread back at its
-        first pause, and goes on as if it had been submitted. Any thread.
+        Returns whether it was run. If not, nothing happened: use `submit`. Any thread.
 
         Args:
             key: The key.
@@ -167,14 +164,14 @@ class KeyedExecutor:
             now = time.monotonic()
             if self._closed or self._ready or (self._lively and (alone or self._free_in(now) > 0)):
                 return False
-            if not self._order.enter_alone(self, key):
+            if not self._order.enter_alone(key):
                 return False
             self._lively[me] = now
-        paused = self._run(me, job, brief=0.0)
+        self._run(job)
         with self._order.lock:
-            self._leave(me, key, paused)
-            if paused is not None or self._ready:
-                self._call()  # a thread of the pool goes on with it, or takes what waited for this job
+            self._leave(me, key)
+            if self._ready or self._unwatched:
+                self._call()  # a thread of the pool takes what waited for this job, or what comes later
         return True
 
     def submit_promptly(self, key: Hashable, job: Job, *, alone: bool = False) -> None:
@@ -202,8 +199,7 @@ class KeyedExecutor:
         """Run what is queued, then end the threads. Blocks. Returns whether all ended within ``timeout`` seconds."""
         with self._order.lock:
             self._closed = True
-            for key in self._parked:
-                self.hurry(key)
+            self._release(math.inf)
             self._changed.notify_all()
         deadline = time.monotonic() + timeout
         for thread in self._threads:  # once closed, no thread is removed; one that is added is joined, too
@@ -212,20 +208,13 @@ class KeyedExecutor:
 
     # With the lock held.
 
-    def start(self, key: Hashable, job: Job | Pauses) -> None:
+    def start(self, key: Hashable, job: Job) -> None:
         """Queue a job whose turn it is. Called with the lock of the order held."""
         self._ready.append((key, job))
         self._call()
 
-    def hurry(self, key: Hashable) -> None:
-        """Let a key's parked job go on at once, since another job of the key waits for its end."""
-        parked = self._parked.get(key)
-        if parked is not None:
-            heapq.heappush(self._times, (0.0, parked.number, key))
-            self._call()
-
     def _call(self) -> None:
-        """Wake or start a thread, if one is left. It takes a ready job, or waits until a parked one goes on."""
+        """Wake or start a thread, if one is left. It takes a ready job, or waits until the next one is due."""
         if self._idle:
             self._changed.notify()
         elif len(self._threads) < self._most:
@@ -244,7 +233,7 @@ class KeyedExecutor:
                 self.lack = ""
                 self._threads.append(thread)
 
-    def _take(self) -> tuple[Hashable, Job | Pauses] | None:
+    def _take(self) -> tuple[Hashable, Job] | None:
         """Wait for a job that may run. ``None`` if this thread has to end: after `close`, or if enough others wait."""
         if self._idle > self._width:
             return None  # this thread stood in for a held one, which is back
@@ -252,25 +241,40 @@ class KeyedExecutor:
         try:
             while True:
                 now = time.monotonic()
-                self._unpark(now)
-                wait = self._times[0][0] - now if self._times else None
+                self._release(now)
+                wait = math.inf
                 if self._ready:
-                    free = self._free_in(now)
-                    if free <= 0:
+                    wait = self._free_in(now)
+                    if wait <= 0:
                         break
-                    wait = free if wait is None else min(wait, free)
-                elif self._closed and not self._parked:
+                elif self._closed:
                     return None
-                self._changed.wait(wait)
+                self._wait(now, wait)
         finally:
             self._idle -= 1
         taken = self._ready.popleft()
-        if self._ready or self._parked:
+        if self._ready or self._unwatched:
             self._call()
         return taken
 
+    @property
+    def _unwatched(self) -> bool:
+        """Whether no idle thread wakes when the next job is due."""
+        return bool(self._later) and self._later[0].due < self._watched
+
+    def _wait(self, now: float, most: float) -> None:
+        """Wait for a call, or until the next job is due, unless another thread wakes for that one."""
+        watches = self._unwatched
+        due = self._later[0].due if watches else math.inf
+        if watches:
+            self._watched = due
+            most = min(most, due - now)
+        self._changed.wait(None if most == math.inf else most)
+        if watches and self._watched == due:
+            self._watched = math.inf
+
     def _free_in(self, now: float) -> float:
-        """Seconds until one more job may run, if no job gives a sign of life until then; 0 if it may run at once."""
+        """Seconds until one more job may run, if none ends until then; 0 if it may run at once."""
         if len(self._lively) >= self._most:
             return (
                 HELD_AFTER_SECONDS  # no more jobs at once, even if all are held: the next one that ends wakes a thread
@@ -280,31 +284,23 @@ class KeyedExecutor:
             return 0.0
         return lively[len(lively) - self._width] + HELD_AFTER_SECONDS - now
 
-    def _unpark(self, now: float) -> None:
-        """Queue the parked jobs whose pause is over."""
-        while self._times and self._times[0][0] <= now:
-            _, number, key = heapq.heappop(self._times)
-            parked = self._parked.get(key)
-            if parked is not None and parked.number == number:  # if not, `hurry` let it go on before
-                del self._parked[key]
-                self._ready.append((key, parked.steps))
+    def _release(self, now: float) -> None:
+        """Submit the jobs that are due."""
+        while self._later and self._later[0].due <= now:
+            later = heapq.heappop(self._later)
+            if self._order.enter(self, later.key, later.job):
+                self._ready.append((later.key, later.job))
 
-    def _park(self, key: Hashable, steps: Pauses, pause: float) -> None:
-        number = next(self._numbers)
-        self._parked[key] = _Parked(number, steps)
-        due = 0.0 if self._closed else time.monotonic() + pause
-        heapq.heappush(self._times, (due, number, key))
-
-    def _leave(self, me: int, key: Hashable, paused: tuple[Pauses, float] | None) -> None:
-        """A job that a thread ran has ended, or gave the thread back."""
+    def _leave(self, me: int, key: Hashable) -> None:
+        """A job that a thread ran has ended."""
         del self._lively[me]
-        if paused is not None:
-            self._park(key, *paused)
-            return
         following = self._order.leave(key)
         if following is not None:  # the next job of its key, on that one's own executor
             executor, job = following
-            executor.start(key, job)
+            if executor is self:
+                self._ready.append((key, job))  # who called this takes it, or calls somebody who does
+            else:
+                executor.start(key, job)
 
     # The threads.
 
@@ -321,32 +317,12 @@ class KeyedExecutor:
                     return
                 self._lively[me] = time.monotonic()
             key, job = taken
-            paused = self._run(me, job, BRIEF)
+            self._run(job)
             with self._order.lock:
-                self._leave(me, key, paused)
+                self._leave(me, key)
 
-    def _run(self, me: int, job: Job | Pauses, brief: float) -> tuple[Pauses, float] | None:
-        """Run a job until it ends, or gives this thread back. Returns its rest and its pause; ``None`` at its end.
-
-        Args:
-            me: This thread.
-            job: The job.
-            brief: The longest pause for which it keeps this thread while no other job needs one.
-        """
+    def _run(self, job: Job) -> None:
         try:
-            steps = job() if callable(job) else job
-            if not isinstance(steps, GeneratorType):
-                return None
-            while True:
-                pause = next(steps)
-                # Read without the lock: a job that becomes ready just now waits for BRIEF at most.
-                if pause > brief or (pause and self._ready):
-                    return steps, pause
-                if pause:
-                    time.sleep(pause)
-                self._lively[me] = time.monotonic()
-        except StopIteration:
-            pass
+            job()
         except BaseException:
             log.exception("a job of %s failed", self._name)
-        return None

@@ -1,32 +1,37 @@
-"""Gives batches to a backend in bounded slices, so that an abort does not wait for a long copy."""
+"""Moves what a push lists, in batches that somebody else submits, so that several pushes can take turns."""
 
 from __future__ import annotations
 
-import time
+import enum
 from collections.abc import Callable, Generator, Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from statelink.backend import Backend, Batch, Blocks, Outcome, RegionTable, Side, Transfer
 from statelink.errors import Reason, StatelinkError, TransferError
+from statelink.plan import Cutter
 
 from ._failure import BackendDefect, reason_of
 
 if TYPE_CHECKING:
     from ._flag import Flag
 
-__all__ = ["Moving", "Steps", "move", "submit_together", "submitted"]
+__all__ = ["Moving", "Steps", "Until", "move", "submit_together", "submitted"]
 
 Result = TypeVar("Result")
-Steps = Generator[float | Batch | None, Transfer | None, Result]
-"""What waits without a thread. It yields a pause in seconds; ``None`` if it has to be woken; or a batch. A batch is
-answered by sending its transfer, or by throwing what ``submit`` raised."""
 
-FIRST_NAP, NAP, LONGEST_NAP = 20e-6, 1e-3, 0.05
-"""Seconds between two polls of running transfers. They begin with the first number and double up to the second. After
-that they grow with the time that went by, up to the third, so that many stalled peers cost little."""
-NAP_SHARE = 1 / 64
-"""How long such a nap may be, as a fraction of the time that this wait took so far."""
+
+class Until(enum.Enum):
+    """What something waits for that moves."""
+
+    ENDED = "ended"
+    """All transfers of its batches have ended, or one has failed."""
+    WOKEN = "woken"
+    """Somebody wakes it."""
+
+
+Steps = Generator[Batch | Until, Transfer | None, Result]
+"""What waits without a thread. It yields a batch, or what it waits for. A batch is answered by sending its transfer, by
+sending ``None`` if nobody submits it because the room was cancelled, or by throwing what ``submit`` raised."""
 
 
 class Moving(NamedTuple):
@@ -58,15 +63,10 @@ def move(
     room: int,
     generation: int,
     tables: tuple[RegionTable, RegionTable],
-    slice_bytes: int,
+    piece: Callable[[int], int],
     cancelled: Flag,
-    wake: Callable[[], object],
 ) -> Steps[Moving]:
     """Write batches to a peer and wait until they are visible there.
-
-    Yields each batch that has to be submitted. Yields a pause in seconds while it waits for transfers that have to be
-    polled, and 0 between two slices, as a sign of life. Yields ``None`` where it has to be resumed: while transfers run
-    that end unpolled, of which ``wake`` tells, and where no transfer runs and the next batch is not there yet.
 
     Args:
         backend: The backend.
@@ -75,14 +75,11 @@ def move(
         room: The room id.
         generation: The generation of its use.
         tables: Region tables of the source and of the destination.
-        slice_bytes: Most bytes given to the backend at once.
+        piece: Says how many of the bytes that are left of a batch of blocks are given to the backend next.
         cancelled: Set by the control thread when the room failed. Then no transfer is started or waited for any more.
-        wake: Called on any thread when a transfer has ended that ends unpolled. Must not block.
     """
-    wait = partial(_wait, backend, cancelled, wake)
     limits = backend.capabilities
     checked = tables[0].key, tables[1].key
-    most = min(limits.max_bytes, slice_bytes)
     running: list[Transfer] = []
     nbytes = blocks = 0
     reason: Reason | None = None
@@ -92,36 +89,33 @@ def move(
         for part in parts:
             if part is None:
                 if running:
-                    running, failure = yield from wait(running, len(running))
-                    if failure is not None:
-                        raise failure
+                    running = yield from _ends(backend, cancelled, running)
                 elif not cancelled.raised:  # nothing would resume it after it was cancelled
-                    yield None
+                    yield Until.WOKEN
                 if cancelled.raised:
                     return Moving(nbytes, blocks, reason, pending=tuple(running))
                 continue
             tables[0].check("here", part.source, part.nbytes, part.source_region)
             tables[1].check("by the peer", part.target, part.nbytes, part.target_region)
-            total = part.total
-            pieces: Iterable[Blocks] = (part,)
-            if total > most or not 0 < len(part.nbytes) <= limits.max_blocks:
-                pieces = part.pieces(limits.max_blocks, most)
-            for piece in pieces:
-                if blocks:
-                    yield 0.0
-                while len(running) >= limits.max_transfers:
-                    running, failure = yield from wait(running, len(running) - limits.max_transfers + 1)
-                    if failure is not None:
-                        raise failure
-                    if cancelled.raised:
-                        return Moving(nbytes, blocks, reason, pending=tuple(running))
+            left = part.total
+            cutter: Cutter | None = None
+            while left:
+                if running:
+                    running = _left(backend, running)
                 if cancelled.raised:
                     return Moving(nbytes, blocks, reason, pending=tuple(running))
-                transfer = yield Batch(piece, room, generation, checked)
-                assert transfer is not None, "a batch is answered with its transfer"
+                size = piece(left)
+                if cutter is None and (size < left or len(part.nbytes) > limits.max_blocks):
+                    cutter = Cutter(part.narrow(size), limits.max_blocks)
+                taken = part if cutter is None else cutter.take(size)
+                transfer = yield Batch(taken, room, generation, checked)
+                if transfer is None:
+                    return Moving(nbytes, blocks, reason, pending=tuple(running))
                 running.append(transfer)
-                nbytes += total if piece is part else piece.total
-                blocks += len(piece.nbytes)
+                size = left if taken is part else taken.total
+                left -= size
+                nbytes += size
+                blocks += len(taken.nbytes)
     except GeneratorExit:
         raise  # this generator was closed: its result is not needed
     except BaseException as error:
@@ -129,27 +123,35 @@ def move(
         if isinstance(error, BackendDefect):
             unsettled, running = frozenset(Side), _running(running)
         elif isinstance(error, _Failed):
-            strays += error.strays
-    try:
-        while running and not cancelled.raised:
-            running, failure = yield from wait(running, len(running))
-            if failure is not None:
-                reason = reason or reason_of(failure, backend=backend.name, peer=peer)
-                strays += failure.strays
-    except GeneratorExit:
-        raise
-    except BaseException as error:  # ``poll`` raised: it is not known how the transfers end; they are polled later
-        if isinstance(error, BackendDefect):
-            unsettled, running = frozenset(Side), _running(running)
-        reason = reason or reason_of(error, backend=backend.name, peer=peer)
+            running, strays = error.running, [*error.strays]
+    while running and not cancelled.raised:
+        try:
+            running = yield from _ends(backend, cancelled, running)
+        except GeneratorExit:
+            raise
+        except _Failed as failed:
+            reason = reason or reason_of(failed, backend=backend.name, peer=peer)
+            running = failed.running
+            strays += failed.strays
+        except BaseException as error:  # ``poll`` raised: it is not known how they end, and they are polled later
+            if isinstance(error, BackendDefect):
+                unsettled, running = frozenset(Side), _running(running)
+            reason = reason or reason_of(error, backend=backend.name, peer=peer)
+            break
     return Moving(nbytes, blocks, reason, unsettled, tuple(running), tuple(strays))
 
 
 class _Failed(TransferError):
-    """Transfers failed; ``strays`` are those that are not settled."""
+    """Transfers failed.
 
-    def __init__(self, what: str, cause: str, strays: tuple[Transfer, ...]) -> None:
+    Attributes:
+        running: Those that have not ended.
+        strays: Those that failed and are not settled.
+    """
+
+    def __init__(self, what: str, cause: str, running: list[Transfer], strays: list[Transfer]) -> None:
         super().__init__(what, cause=cause)
+        self.running = running
         self.strays = strays
 
 
@@ -194,62 +196,36 @@ def submit_together(backend: Backend, peer: str, batches: Sequence[Batch]) -> li
     return [submitted(backend, peer, each) for each in batches]
 
 
-def _wait(
-    backend: Backend, cancelled: Flag, wake: Callable[[], object], running: list[Transfer], ends: int
-) -> Steps[tuple[list[Transfer], _Failed | None]]:
-    """Wait until ``ends`` transfers ended, one failed, or the room was cancelled.
+def _ends(backend: Backend, cancelled: Flag, running: list[Transfer]) -> Generator[Until, None, list[Transfer]]:
+    """Wait until transfers have ended, or the room was cancelled. Returns those that still run. Raises as `_left`."""
+    while (running := _left(backend, running)) and not cancelled.raised:
+        yield Until.ENDED
+    return running
 
-    Returns the transfers that still run, and the failure if there was one. Raises what `_split` raises.
+
+def _left(backend: Backend, running: list[Transfer]) -> list[Transfer]:
+    """The transfers that have not ended. Each outcome is read once, since a thread of the backend may set it meanwhile.
+
+    Raises:
+        _Failed: One of the others failed.
+        BackendDefect: An outcome is no `Outcome`.
     """
-    unpolled = backend.capabilities.ends_unpolled
-    began, nap = 0.0, FIRST_NAP
-    while True:
-        ended, remaining = _split(backend, running)
-        if len(ended) < ends and not unpolled:  # even if some ended: a library may move others only while it is polled
-            backend.poll(remaining)
-            ended, remaining = _split(backend, running)
-        for _, outcome in ended:
-            if not outcome.ok:
-                return remaining, _failure(backend, ended, outcome.reason)
-        if len(ended) >= ends or cancelled.raised:
-            return remaining, None
-        if unpolled:
-            for transfer in remaining:
-                transfer.notify(wake)
-            yield None
-            continue
-        began = began or time.monotonic()
-        yield nap
-        nap = min(2 * nap, max(NAP, NAP_SHARE * (time.monotonic() - began)), LONGEST_NAP)
-
-
-def _failure(backend: Backend, ended: list[tuple[Transfer, Outcome]], reason: str) -> _Failed:
-    """The error for transfers that have ended, if some of them failed; the first of these says the reason."""
-    strays = tuple(transfer for transfer, outcome in ended if not outcome.ok and outcome.unsettled)
-    return _Failed(f"backend {backend.name!r} could not move a batch", reason, strays)
+    left: list[Transfer] = []
+    failed: list[tuple[Transfer, Outcome]] = []
+    for transfer in running:
+        outcome = transfer.outcome
+        if outcome is None:
+            left.append(transfer)
+        elif not isinstance(outcome, Outcome):
+            raise BackendDefect.returned(backend, "`Transfer.outcome` is", outcome, "an Outcome")
+        elif not outcome.ok:
+            failed.append((transfer, outcome))
+    if failed:
+        strays = [transfer for transfer, outcome in failed if outcome.unsettled]
+        raise _Failed(f"backend {backend.name!r} could not move a batch", failed[0][1].reason, left, strays)
+    return left
 
 
 def _running(transfers: list[Transfer]) -> list[Transfer]:
     """The transfers that have no outcome, not even a wrong one."""
     return [each for each in transfers if each.outcome is None]
-
-
-def _split(backend: Backend, running: list[Transfer]) -> tuple[list[tuple[Transfer, Outcome]], list[Transfer]]:
-    """Split transfers into those that have ended, with their outcomes, and the others.
-
-    Each outcome is read once, since a thread of the backend may set it meanwhile.
-
-    Raises:
-        BackendDefect: An outcome is no `Outcome`.
-    """
-    ended: list[tuple[Transfer, Outcome]] = []
-    remaining: list[Transfer] = []
-    for transfer in running:
-        outcome = transfer.outcome
-        if outcome is None:
-            remaining.append(transfer)
-        elif isinstance(outcome, Outcome):
-            ended.append((transfer, outcome))
-        else:
-            raise BackendDefect.returned(backend, "`Transfer.outcome` is", outcome, "an Outcome")
-    return ended, remaining

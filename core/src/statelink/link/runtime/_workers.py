@@ -140,7 +140,7 @@ class Workers:
             return self.fences.run_here(key, job)
         order = self._order
         with order.lock:
-            if self._closed or not order.enter_alone(self.fences, key):
+            if self._closed or not order.enter_alone(key):
                 return False
         try:
             job()

@@ -218,7 +218,10 @@ def test_two_hosts_with_keys(tmp_path: Path) -> None:
 def test_a_server_does_not_answer_a_stranger(tmp_path: Path) -> None:
     for name in ("server", "strange"):
         made(tmp_path, name)
-    with served("tcp://127.0.0.1:0", "--secret-file", str(tmp_path / "server")) as address:
+    own = ("--secret-file", str(tmp_path / "server"))
+    refused = bench("--serve", "tcp://127.0.0.1:0", *own)
+    assert "serve with keys that allow nobody" in refused.output
+    with served("tcp://127.0.0.1:0", *own, "--allow-file", str(tmp_path / "server.pub")) as address:
         strange = Keys(secret_file=str(tmp_path / "strange"))
         with pytest.raises(FailedError, match="does not answer"):
             Remote(address, strange, hello=1.0)

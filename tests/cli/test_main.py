@@ -136,3 +136,10 @@ def test_a_server_that_would_be_open_to_all_names_the_options_of_its_command() -
     said = run("rendezvous", "--listen", "tcp://0.0.0.0:0", "--insecure", expect=1)
     assert said.startswith("Error [config.advertise]: ")
     assert "set --advertise to the host" in said
+
+
+def test_a_server_that_allows_nobody_is_refused(tmp_path: Path) -> None:
+    run("keys", "new", str(tmp_path / "key"))
+    said = run("rendezvous", "--listen", "tcp://127.0.0.1:0", "--secret-file", str(tmp_path / "key"), expect=1)
+    assert said.startswith("Error [config.keys]: this server has keys and allows nobody")
+    assert "with --allow-file" in said

@@ -139,8 +139,8 @@ def test_it_does_not_listen_beyond_loopback_without_keys(listen: str) -> None:
 
 
 def test_the_insecure_switch_and_keys_each_let_it_listen_everywhere(channel: Open) -> None:
-    _, secret = key_pair()
-    for insecure, keys in ((True, None), (False, wire.Keys(secret=secret))):
+    public, secret = key_pair()
+    for insecure, keys in ((True, None), (False, wire.Keys(secret=secret, allow=(public,)))):
         made = channel("prefill", "tcp://0.0.0.0:0", advertise="node7.example", insecure=insecure, keys=keys)
         assert made.bound == "0.0.0.0"
         assert made.endpoint.address.startswith("tcp://node7.example:")
@@ -321,8 +321,8 @@ def test_keys_on_one_side_only_are_refused_before_anything_is_sent(channel: Open
     [wire.Endpoint("tcp://no such host:1"), wire.Endpoint("nonsense"), wire.Endpoint("tcp://127.0.0.1:1", "a" * 40)],
 )
 def test_what_cannot_be_dialled_is_one_kind_of_error(channel: Open, endpoint: wire.Endpoint) -> None:
-    _, secret = key_pair()
-    made = channel("decode", keys=wire.Keys(secret=secret) if endpoint.key else None)
+    public, secret = key_pair()
+    made = channel("decode", keys=wire.Keys(secret=secret, allow=(public,)) if endpoint.key else None)
     with pytest.raises(ConfigError):
         made.dial(endpoint)
     with pytest.raises(PeerError):

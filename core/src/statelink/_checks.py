@@ -15,7 +15,7 @@ from statelink.errors import StatelinkError
 from statelink.link import check_hash
 from statelink.rendezvous import check_directory
 from statelink.telemetry import prepare
-from statelink.wire import Keys, check_advertised, check_host, check_listen, parse_endpoint
+from statelink.wire import Keys, check_advertised, check_host, check_keys, check_listen, parse_endpoint
 
 if TYPE_CHECKING:
     from statelink.config import Given
@@ -62,7 +62,7 @@ def check_config(given: Given) -> Mapping[str, Any]:
 
 
 def _keys(given: Given) -> Keys | None:
-    return given.config.keys or Keys.from_environment()
+    return check_keys(given.config.keys or Keys.from_environment())
 
 
 def _listen(given: Given) -> None:

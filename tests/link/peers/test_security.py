@@ -90,6 +90,14 @@ def test_not_beyond_loopback_without_keys(two_engines: TwoEngines, listen: str) 
     Pair(insecure, two_engines.open("decode")).run()
 
 
+def test_keys_that_allow_nobody_are_refused(two_engines: TwoEngines) -> None:
+    with pytest.raises(ConfigError) as error:
+        two_engines.open("decode", **keys(OURS))
+    assert error.value.code == "config.keys"
+    assert str(error.value).startswith("this link has keys and allows nobody: no peer could connect to it")
+    assert "'allow' or 'allow_file' of 'keys'" in error.value.hint
+
+
 def test_a_key_is_in_no_message(two_engines: TwoEngines) -> None:
     with pytest.raises(ConfigError) as error:
         two_engines.open("prefill", keys={"secret": OURS["secret"], "allow": ("short",)})

@@ -24,6 +24,7 @@ SERVING = {"listen": "--listen", "advertise": "--advertise", "lifetime": "--life
 """Options that only a server has."""
 HINTS = {
     "config.insecure": "set --secret-file and --allow-file, or --insecure on a network that you trust wholly",
+    "config.keys": "name the public keys of the links with --allow-file, or in STATELINK_ALLOW_FILE",
     "config.advertise": "set --advertise to the host under which links reach it",
 }
 """What to do about errors of a link that is configured in this way, in the options of this command."""

@@ -28,6 +28,7 @@ __all__ = [
     "Gate",
     "ListenAddress",
     "check_dial",
+    "check_keys",
     "check_listen",
     "host_of",
     "is_loopback",
@@ -160,6 +161,25 @@ def key_of(name: str) -> str:
     return key_from_url("the end of a link's name", name.rpartition("-")[0].rpartition("@")[2])
 
 
+def check_keys(keys: Keys | None) -> Keys | None:
+    """Check that the keys of a link allow somebody.
+
+    Returns:
+        The keys.
+
+    Raises:
+        ConfigError: They allow nobody. A list is read when a link is opened, so nobody would ever come.
+    """
+    if keys is not None and not keys.allow:
+        raise ConfigError(
+            "this link has keys and allows nobody",
+            cause="no peer could connect to it, and it could connect to none",
+            hint="put the public keys of its peers into 'allow' or 'allow_file' of 'keys', or STATELINK_ALLOW_FILE",
+            code="config.keys",
+        )
+    return keys
+
+
 def check_listen(listen: str, *, advertise: str, keys: Keys | None, insecure: bool) -> ListenAddress:
     """Check where a link would listen. Opens nothing.
 
@@ -170,9 +190,11 @@ def check_listen(listen: str, *, advertise: str, keys: Keys | None, insecure: bo
         insecure: Whether to listen beyond loopback without keys.
 
     Raises:
-        ConfigError: It is no address, would be open to all without keys, or is no address that a peer can dial.
+        ConfigError: It is no address, would be open to all without keys or to nobody with them, or is no address that a
+            peer can dial.
     """
     where = parse_listen(listen)
+    check_keys(keys)
     if keys is None and not insecure and not only_this_host(where.host):
         raise ConfigError(
             f"this link would listen on {where} without keys",

@@ -40,7 +40,7 @@ class Server:
         most: Most bytes of the blocks of a request.
 
     Raises:
-        ConfigError: It would listen beyond loopback without keys, or cannot listen.
+        ConfigError: It would listen beyond loopback without keys, its keys allow nobody, or it cannot listen.
     """
 
     def __init__(
@@ -56,6 +56,12 @@ class Server:
     ) -> None:
         endpoint = parse_endpoint(listen)
         host = host_of(endpoint.address)
+        if keys is not None and not keys.allow:
+            raise ConfigError(
+                "a benchmark would serve with keys that allow nobody",
+                hint="name the public key of the other host with --allow-file",
+                code="config.keys",
+            )
         if keys is None and not insecure and not only_this_host(host):
             raise ConfigError(
                 f"a benchmark would listen on {endpoint.address} without keys",

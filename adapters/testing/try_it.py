@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pages import DOCS
+
 __all__ = ["PROMPT", "block", "folder", "report", "request", "tried"]
 
-DOCS = Path(__file__).parents[2] / "docs"
 PROMPT = " ".join(f"t{70 + number * 3 % 400}" for number in range(100))
 """A prompt of 100 tokens of a tiny model."""
 

@@ -166,7 +166,7 @@ def test_auto_has_to_find_a_backend(
 @pytest.mark.parametrize("count", [None, 0, 3])
 @pytest.mark.parametrize("configured", [False, True])
 def test_keys_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, count: int | None, configured: bool) -> None:
-    """Also where the environment has keys alone, since an engine has the rest. That nobody is allowed is one problem."""
+    """Also where the environment has keys alone, since an engine has the rest. Nobody allowed is one problem."""
     monkeypatch.delenv("STATELINK_CONFIG", raising=False)
     if configured:
         monkeypatch.setenv("STATELINK_BACKEND", "tcp")

@@ -36,4 +36,4 @@ def test_the_adapter_takes_the_configurations(tmp_path: Path, page: str, count: 
     assert len(found) == count
     for given in found:
         options = read_options(role, {VARIABLE: json.dumps(with_keys(given, tmp_path))})
-        assert (options.link.backend, options.allow) == ("nixl", {"cuda"})
+        assert (options.link.backend, options.allow) == ("nixl", frozenset({"cuda"}))

@@ -189,8 +189,8 @@ assert decode.stdout.readline() == "ready\\n"
 decode.send_signal(signal.SIGSTOP)
 for each in sendings[1:]:
     each.push({"kv": PAGES})
-while prefill.snapshot()["load"]["moves"] == 0:  # the threads are held, and the other pushes wait for one
-    time.sleep(0.01)
+while prefill.snapshot()["load"]["pushes"] < 19:
+    time.sleep(0.01)  # the library has the first one, and the other pushes wait
 """
 EARLY = """
 import atexit

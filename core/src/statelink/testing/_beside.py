@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from ._inside import Move
     from ._worker import Host, Opened
 
-__all__ = ["BRIEFLY_SECONDS"]
+__all__ = ["BRIEFLY_SECONDS", "MOST_TOGETHER"]
 
+LARGE_BYTES = 4 << 20
+MOST_TOGETHER = 8
+"""Most transfers that are under way at once, of those that a backend takes."""
 BRIEFLY_SECONDS = 0.5
 """Seconds for which transfers to a stopped peer are polled."""
 
@@ -72,7 +75,7 @@ def overtaken(host: Host, large: Move, small: Move, most: int, patience: float) 
 
     Args:
         host: This process.
-        large: What is moved again and again, in batches as large as the backend takes.
+        large: What is moved again and again, in batches of `LARGE_BYTES`.
         small: Moved once, as soon as some of the large ones are under way.
         most: After so many large batches, no more follow.
         patience: Most seconds in which the last transfers have to end.
@@ -82,13 +85,15 @@ def overtaken(host: Host, large: Move, small: Move, most: int, patience: float) 
     """
     opened = host.backends[large.link]
     limits = opened.backend.capabilities
-    batches = [Batch(piece, large.room, large.generation) for piece in _inside.pieces(large.blocks, limits)]
+    together = min(limits.max_transfers, MOST_TOGETHER) - 1
+    pieces = large.blocks.pieces(limits.max_blocks, min(limits.max_bytes, LARGE_BYTES))
+    batches = [Batch(piece, large.room, large.generation) for piece in pieces]
     numbers = itertools.count()
 
     def submit() -> Transfer:
         return opened.submit(large.peer, batches[next(numbers) % len(batches)])
 
-    before = [submit() for _ in range(limits.max_transfers - 1)]
+    before = [submit() for _ in range(together)]
     waits = opened.submit(small.peer, Batch(small.blocks, small.room, small.generation))
     after: list[Transfer] = []
     ended = 0
@@ -99,7 +104,7 @@ def overtaken(host: Host, large: Move, small: Move, most: int, patience: float) 
             opened.backend.poll([*running, waits])
         if waits.outcome is None:
             ended = sum(each.outcome is not None for each in after)
-            after += [submit() for _ in range(limits.max_transfers - 1 - len(running))]
+            after += [submit() for _ in range(together - len(running))]
             time.sleep(REST_SECONDS)
     for transfer in (waits, *before, *after):
         outcome = opened.ended(transfer, patience)

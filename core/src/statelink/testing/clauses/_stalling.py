@@ -26,7 +26,7 @@ __all__ = ["Stalling"]
 SIZE = 48 * MIB
 """Bytes of what is moved to a stopped peer, which no socket buffers."""
 OVERTAKING = 4
-"""So many times the transfers that a backend takes at once may overtake a small one: threads that move batches beside
+"""So many times the transfers that are under way at once may overtake a small one: threads that move batches beside
 each other do not keep their order."""
 
 
@@ -99,7 +99,7 @@ class Stalling(Suite):
         small = pair.blocks([(0, SIZE - 5000, 0, SIZE - 5000, 5000)])
         for blocks, room in ((large, 1), (small, 2)):
             pair.grant(blocks, room)
-        most = OVERTAKING * limits.max_transfers
+        most = OVERTAKING * _beside.MOST_TOGETHER
         orders = pair.order(large), pair.order(small, 2)
         overtook = pair.source.worker(_beside.overtaken, *orders, most, subject.patience)
         if overtook >= most:

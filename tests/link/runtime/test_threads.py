@@ -86,7 +86,10 @@ def test_what_may_block_runs_on_data_threads(monkeypatch: pytest.MonkeyPatch, wh
 @pytest.mark.parametrize("side", ["sender", "receiver"])
 def test_hooks_that_may_block_run_on_data_threads(monkeypatch: pytest.MonkeyPatch, side: str) -> None:
     monkeypatch.setattr(type(getattr(DIRECT, side)()), "prompt", False)
-    assert request() == {MOVES if side == "sender" else FENCES}
+    needed = MOVES if side == "sender" else FENCES
+    found = request()
+    assert needed in found
+    assert found <= {needed, MOVES}, "only the push may wait for the job that connects, which has its key"
 
 
 def test_digests_are_computed_on_data_threads() -> None:

@@ -36,8 +36,11 @@ OF_NIXL = (
     "test_remote_decode_lifecycle.py::test_prefix_cache_lifecycle",
 )
 """They look for what NIXL's connector answers to a router."""
+CAPPED = "test_remote_prefill_lifecycle.py", "test_p_side_chunked_prefill_mamba"
+"""Its prefill is asked for 128 tokens, and answers one, of a prompt that was cut. Statelink answers all of them, right
+ones, and says that it sends nothing: see "The last token" of docs/vllm.md. It is not in every release."""
 COUNTS = {"0.33": 46, "0.32": 40, "0.31": 35}
-"""How many of them pass, by release."""
+"""How many of them pass, by release, with `CAPPED`."""
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +64,8 @@ def test_vllms_own_tests_pass(theirs: Path, llama: Path, tmp_path: Path) -> None
     for name in ("conftest", "utils", *FILES):
         shutil.copy(theirs / f"{name}.py", package)
     unit = package.relative_to(tmp_path)
+    capped = f"def {CAPPED[1]}(" in (package / CAPPED[0]).read_text()
+    left_out = (*OF_NIXL, *(["::".join(CAPPED)] if capped else []))
     command = [
         *(
             sys.executable,
@@ -74,7 +79,7 @@ def test_vllms_own_tests_pass(theirs: Path, llama: Path, tmp_path: Path) -> None
             "-p",
             "support.their_defaults",
         ),
-        *(f"--rootdir={tmp_path}", *(f"--deselect={unit / each}" for each in OF_NIXL)),
+        *(f"--rootdir={tmp_path}", *(f"--deselect={unit / each}" for each in left_out)),
         *(str(tmp_path / unit / f"{name}.py") for name in FILES),
     ]
     path = os.pathsep.join([str(tmp_path), str(TESTS)])
@@ -86,7 +91,7 @@ def test_vllms_own_tests_pass(theirs: Path, llama: Path, tmp_path: Path) -> None
         process.kill()
     text = process.logged()
     assert code == 0, text[-8000:]
-    assert f"{COUNTS[SEAM.release()]} passed, {len(OF_NIXL)} deselected" in text, text[-2000:]
+    assert f"{COUNTS[SEAM.release()] - capped} passed, {len(left_out)} deselected" in text, text[-2000:]
 
 
 def with_words(model: Path, folder: Path) -> Path:

@@ -16,7 +16,7 @@ from tests.helpers.peers import until
 
 import statelink
 from statelink import Receiving, Sending, Status
-from statelink.backend import Batch, SubmitMode, Transfer
+from statelink.backend import DIRECT, Batch, SubmitMode, Transfer
 from statelink.tcp import TcpBackend
 
 PAGE = 512
@@ -241,6 +241,31 @@ def test_nothing_goes_of_a_room_that_is_aborted_while_its_batch_waits(rooms: Roo
     rooms.abort(1)
     begun = library.rooms.count(1)
     library.end_all()
+    rooms.succeeded()
+    assert library.rooms.count(1) == begun
+
+
+def test_nothing_goes_of_a_room_that_is_aborted_while_another_has_its_turn(
+    rooms: Rooms, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job that tells its hooks waits behind the one that is inside the library, and then goes on."""
+    monkeypatch.setattr(type(DIRECT.sender()), "prompt", False)  # so data threads run the jobs
+    pushed, aborted = threading.Event(), threading.Event()
+
+    def inside(batch: Batch) -> None:
+        assert (pushed if batch.room == 1 else aborted).wait(30)
+
+    library.inside = inside
+    rooms.open(1, LARGE)
+    rooms.open(2, LARGE)
+    rooms.push(1)
+    until(lambda: library.batches)
+    rooms.push(2)
+    pushed.set()
+    until(lambda: 2 in library.rooms)
+    begun = library.rooms.count(1)
+    rooms.abort(1)
+    aborted.set()
     rooms.succeeded()
     assert library.rooms.count(1) == begun
 

@@ -42,7 +42,7 @@ class Flight:
 
     Attributes:
         transfer: The transfer.
-        turns: The pushes whose blocks it has. Those of a delivery that has ended were taken out.
+        lists: The deliveries whose blocks it has. Those that have ended were taken out.
         nbytes: Its bytes.
         since: When it was submitted.
     """
@@ -95,7 +95,7 @@ class Line:
         )
         # Any thread appends to these, and the job takes out. Nobody may iterate over them.
         self._came: deque[Pushes] = deque()
-        """Pushers that have another push, that were woken, or that were cancelled."""
+        """Deliveries that have another push, that were woken, or that were cancelled."""
         self._landed: deque[Flight] = deque()
         """Flights that have ended."""
         self._called = False
@@ -347,6 +347,9 @@ class Line:
         offered: list[tuple[Pushes, Batch]] = []
         for pushes in lists:
             pushes.queued = False
+            if pushes.cancelled.raised:  # the job that reports this waits behind this one
+                self._notice(pushes)
+                continue
             asks = pushes.asks
             if asks is None:  # its push begins
                 quick = pushes.waiting[0].quick

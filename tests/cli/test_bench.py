@@ -220,7 +220,7 @@ def test_a_server_does_not_answer_a_stranger(tmp_path: Path) -> None:
         made(tmp_path, name)
     own = ("--secret-file", str(tmp_path / "server"))
     refused = bench("--serve", "tcp://127.0.0.1:0", *own)
-    assert "serve with keys that allow nobody" in refused.output
+    assert "has keys and allows nobody" in refused.output
     with served("tcp://127.0.0.1:0", *own, "--allow-file", str(tmp_path / "server.pub")) as address:
         strange = Keys(secret_file=str(tmp_path / "strange"))
         with pytest.raises(FailedError, match="does not answer"):

@@ -7,7 +7,6 @@ each start, so it needs no secret from its configuration.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import hmac
 import struct
@@ -17,6 +16,9 @@ import zmq.utils.z85
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from statelink.errors import ConfigError
+from statelink.wire import parse_endpoint
 
 if TYPE_CHECKING:
     from statelink import Keys
@@ -75,18 +77,12 @@ def key_in(address: str) -> str:
     """The public key in a link's address, in Z85; empty if it has none.
 
     Raises:
-        ValueError: What stands for the key is none.
+        ValueError: It is no address, or what stands for the key is none.
     """
-    _, found, key = address.partition("@")
-    if not found:
-        return ""
     try:
-        raw = base64.b64decode(f"{key}=", altchars=b"-_", validate=True)
-    except ValueError:
-        raw = b""
-    if len(raw) != 32 or len(key) != 43:
-        raise ValueError(f"what follows @ in the address {address!r:.120} is not a key")
-    return zmq.utils.z85.encode(raw).decode()
+        return parse_endpoint(address).key
+    except ConfigError as error:
+        raise ValueError(f"the address {address!r:.120} cannot be read: {error.reason.what}") from error
 
 
 def _raw(key: str) -> bytes:

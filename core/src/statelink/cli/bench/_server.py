@@ -11,7 +11,17 @@ import zmq
 
 from statelink._json import decode_json
 from statelink.errors import ConfigError, StatelinkError
-from statelink.wire import Endpoint, Gate, Keys, host_of, only_this_host, parse_endpoint, parse_listen, unbound
+from statelink.wire import (
+    Endpoint,
+    Gate,
+    Keys,
+    check_keys,
+    host_of,
+    only_this_host,
+    parse_endpoint,
+    parse_listen,
+    unbound,
+)
 
 from ._ends import Local
 from ._messages import MOST_MESSAGE_BYTES, REMOTE, Hello, Open, Over, Raw, Told
@@ -56,12 +66,7 @@ class Server:
     ) -> None:
         endpoint = parse_endpoint(listen)
         host = host_of(endpoint.address)
-        if keys is not None and not keys.allow:
-            raise ConfigError(
-                "a benchmark would serve with keys that allow nobody",
-                hint="name the public key of the other host with --allow-file",
-                code="config.keys",
-            )
+        check_keys(keys)
         if keys is None and not insecure and not only_this_host(host):
             raise ConfigError(
                 f"a benchmark would listen on {endpoint.address} without keys",

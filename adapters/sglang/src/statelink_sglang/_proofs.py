@@ -10,18 +10,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from typing import TYPE_CHECKING
 
 import zmq.utils.z85
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from statelink import Keys
 from statelink.errors import ConfigError
-from statelink.wire import parse_endpoint
-
-if TYPE_CHECKING:
-    from statelink import Keys
 
 __all__ = ["KeyPair", "allowed", "key_in"]
 
@@ -77,12 +73,12 @@ def key_in(address: str) -> str:
     """The public key in a link's address, in Z85; empty if it has none.
 
     Raises:
-        ValueError: It is no address, or what stands for the key is none.
+        ValueError: What stands for the key is none.
     """
     try:
-        return parse_endpoint(address).key
+        return Keys.in_address(address)
     except ConfigError as error:
-        raise ValueError(f"the address {address!r:.120} cannot be read: {error.reason.what}") from error
+        raise ValueError(error.reason.what) from error
 
 
 def _raw(key: str) -> bytes:

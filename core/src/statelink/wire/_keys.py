@@ -75,6 +75,19 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         msgspec.structs.force_setattr(self, "allow", tuple(allow))
         msgspec.structs.force_setattr(self, "allow_file", "")
 
+    @staticmethod
+    def in_address(address: str) -> str:
+        """The public key in the address of a link, 40 characters of Z85; empty if it has none.
+
+        Args:
+            address: ``tcp://host:port`` or ``tcp://host:port@key``, with a key of 43 characters of base64url.
+
+        Raises:
+            ConfigError: What stands for the key is none.
+        """
+        where, found, written = address.partition("@")
+        return key_from_url(f"the key in address {where!r:.120}", written) if found else ""
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Keys | None:
         """Keys from the variables ``STATELINK_`` with ``SECRET``, ``SECRET_FILE``, ``ALLOW`` and ``ALLOW_FILE``.

@@ -8,7 +8,7 @@ import ipaddress
 import re
 import secrets
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import zmq
 import zmq.utils.z85
@@ -18,10 +18,7 @@ from statelink.backend import Ports, Tally
 from statelink.errors import ConfigError
 
 from ._hosts import WILDCARDS, only_this_host
-from ._keys import key_from_url, key_to_url
-
-if TYPE_CHECKING:
-    from ._keys import Keys
+from ._keys import Keys, key_from_url, key_to_url
 
 __all__ = [
     "Endpoint",
@@ -91,11 +88,11 @@ def parse_endpoint(text: str) -> Endpoint:
     Raises:
         ConfigError: The text is neither.
     """
-    address, found, written = text.partition("@")
+    address = text.partition("@")[0]
     read = ADDRESS.fullmatch(address)
     if read is None or int(read[1]) > 65535 or not NOT_IN_A_HOST.isdisjoint(address.removeprefix("tcp://")):
         raise ConfigError(f"{text!r} is not an address", hint="tcp://host:port, or tcp://host:port@public-key")
-    return Endpoint(address, key_from_url(f"the key in address {address!r}", written) if found else "")
+    return Endpoint(address, Keys.in_address(text))
 
 
 def parse_listen(text: str) -> ListenAddress:

@@ -8,6 +8,9 @@ import subprocess
 import sys
 
 import pytest
+import zmq
+
+from statelink.wire import Dialling, Trouble
 
 ROUTES = "ip link set lo up && ip route add unreachable 10.8.0.0/16 && ip route add prohibit 10.9.0.0/16"
 """There is no other route."""
@@ -45,3 +48,21 @@ def test_only_a_refused_connection_is_called_refused() -> None:
     done = subprocess.run([*asks, json.dumps(EXPECTED)], capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == EXPECTED
+
+
+def test_what_was_recorded_before_a_dropped_message_counts_less_than_that() -> None:
+    """A late thread reads the events of the connection only after the message that it drops."""
+    with zmq.Context() as context:
+        context.linger = 0
+        with context.socket(zmq.ROUTER) as other, context.socket(zmq.DEALER) as socket:
+            address = f"tcp://127.0.0.1:{other.bind_to_random_port('tcp://127.0.0.1')}"
+            socket.setsockopt(zmq.ROUTING_ID, b"caller")
+            dialling = Dialling(socket, address)
+            socket.connect(address)
+            socket.send(b"hello")
+            assert other.poll(20_000), "the other side hears it"
+            other.send_multipart([b"caller", b"a lie"])
+            assert socket.poll(20_000), "and answers"
+            dialling.dropped("wire.sender")
+            assert dialling.trouble() is Trouble.NAME
+            dialling.close()

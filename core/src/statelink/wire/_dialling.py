@@ -223,6 +223,7 @@ class Dialling:
 
     def dropped(self, code: str) -> None:
         """Note that a message was dropped, with the code of the error."""
+        self.trouble()  # what was recorded before the message came counts less
         self._trouble = Trouble.NAME if code == "wire.sender" else Trouble.DROPPED
 
     def _take(self, event: int, value: int) -> None:

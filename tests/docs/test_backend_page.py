@@ -10,7 +10,7 @@ from pathlib import Path
 import statelink.backend as sdk
 
 PAGE = (Path(__file__).parents[2] / "docs" / "backend.md").read_text()
-PROTOCOLS = (sdk.Transports, sdk.MemoryKinds, sdk.Diagnosing, sdk.RawTransfers, sdk.EventDriven)
+PROTOCOLS = (sdk.Transports, sdk.MemoryKinds, sdk.Diagnosing, sdk.RawTransfers, sdk.EventDriven, sdk.Landing)
 
 
 def test_every_field_of_a_declaration_is_there_with_its_default() -> None:

@@ -7,7 +7,8 @@ and a killed process's bytes may land for a moment. With an owner's fence, the r
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -182,7 +183,11 @@ class SimBackend(Backend):
         ctypes.memmove(target, source, nbytes)
         flight.next += 1
         if flight.next == flight.blocks.count:
-            self.world.finish(flight)
+            self.landed(flight)
+
+    def landed(self, flight: Flight) -> None:
+        """All blocks of a flight are here."""
+        self.world.finish(flight)
 
     def refusal(self, flight: Flight, target: int, nbytes: int) -> str:
         return ""
@@ -251,7 +256,45 @@ class OwnerBackend(SimBackend):
 
 
 class PromptBackend(OwnerBackend):
-    """The same, where no call blocks and nothing has to be polled, so that the control thread may call it."""
+    """The same, where no call blocks and nothing has to be polled, so that the control thread may call it.
+
+    The receiver sees when all bytes of a use have landed. The mover learns of each flight's end later than that.
+    """
 
     name = "sim-prompt"
     capabilities = _capabilities(Fence.OWNER, prompt=True)
+
+    def __init__(self, context: BackendContext) -> None:
+        super().__init__(context)
+        self.nbytes: Counter[tuple[str, int, int]] = Counter()
+        self.awaited: dict[tuple[str, int, int], tuple[int, Callable[[], object]]] = {}
+
+    def when_landed(self, peer: str, room: int, generation: int, nbytes: int, then: Callable[[], object]) -> None:
+        use = peer, room, generation
+        if use in self.awaited or use not in self.grants:
+            self.world.defects.append(f"{self.process.name} waits twice, or without a grant, for the bytes of {use}")
+        self.awaited[use] = nbytes, then
+        self._tell(use)
+
+    def revoke(self, peer: str, room: int, generation: int) -> Transfer:
+        self.awaited.pop((peer, room, generation), None)
+        self.nbytes.pop((peer, room, generation), None)
+        return super().revoke(peer, room, generation)
+
+    def land(self, flight: Flight) -> None:
+        if flight.next == flight.blocks.count:
+            self.world.finish(flight)
+        else:
+            super().land(flight)
+
+    def landed(self, flight: Flight) -> None:
+        use = flight.mover.name, flight.batch.room, flight.batch.generation
+        self.nbytes[use] += flight.blocks.total
+        self._tell(use)
+
+    def _tell(self, use: tuple[str, int, int]) -> None:
+        due, then = self.awaited.get(use, (0, None))
+        if then is not None and self.nbytes[use] >= due:
+            del self.awaited[use]
+            self.world.counts["told"] += 1
+            then()

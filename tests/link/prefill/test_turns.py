@@ -16,7 +16,7 @@ from tests.helpers.peers import until
 
 import statelink
 from statelink import Receiving, Sending, Status
-from statelink.backend import DIRECT, Batch, SubmitMode, Transfer
+from statelink.backend import DIRECT, Batch, Fence, SubmitMode, Transfer
 from statelink.tcp import TcpBackend
 
 PAGE = 512
@@ -128,7 +128,9 @@ class Rooms:
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     made = Library()
-    monkeypatch.setattr(TcpBackend, "capabilities", dataclasses.replace(TcpBackend.capabilities, max_transfers=MOST))
+    # The other side's backend sees nothing of these batches.
+    declared = dataclasses.replace(TcpBackend.capabilities, max_transfers=MOST, target=Fence.MOVER)
+    monkeypatch.setattr(TcpBackend, "capabilities", declared)
     monkeypatch.setattr(TcpBackend, "submit", lambda _, peer, batch: made.submit(peer, batch))
     return made
 

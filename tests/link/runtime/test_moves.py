@@ -12,7 +12,7 @@ from tests.helpers.links import Rank
 
 import statelink
 from statelink import Status, state
-from statelink.backend import Batch, Outcome, Transfer
+from statelink.backend import Batch, Fence, Outcome, Transfer
 from statelink.tcp import TcpBackend
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[statelink.Link, stat
     monkeypatch.setattr(
         TcpBackend,
         "capabilities",
-        dataclasses.replace(TcpBackend.capabilities, max_transfers=MOST, ends_unpolled=False),
+        # The other side's backend sees nothing of these batches.
+        dataclasses.replace(TcpBackend.capabilities, max_transfers=MOST, ends_unpolled=False, target=Fence.MOVER),
     )
     config = {"role": "prefill", "backend": "tcp", "slice_bytes": PAGE}
     with Rank("p", 1).open(config) as prefill, Rank("d").open(config, role="decode") as decode:

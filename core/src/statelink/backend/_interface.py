@@ -28,6 +28,7 @@ __all__ = [
     "Batch",
     "Diagnosing",
     "Fencing",
+    "Landing",
     "Outcome",
     "Transfer",
     "Transports",
@@ -316,6 +317,30 @@ class Fencing(Protocol):
 
         The transfer that is returned succeeds when nothing can land under these grants. An unknown grant counts as
         revoked.
+        """
+
+
+@runtime_checkable
+class Landing(Protocol):
+    """Implemented by a backend with an owner's fence whose destination sees by itself when bytes have landed.
+
+    A room then ends on decode with its last byte. Without it, decode waits until the mover's transfer has ended and
+    prefill has said so, which is one round trip more.
+    """
+
+    def when_landed(self, peer: str, room: int, generation: int, nbytes: int, then: Callable[[], object]) -> None:
+        """Call ``then`` once batches of ``peer`` for one use of a room have put so many bytes in place.
+
+        A batch counts once a reader here sees all of its bytes, and a batch that fails does not count. The core calls
+        this once for a use of a room, after `Fencing.grant`. If the grant is revoked before, ``then`` is not called any
+        more. Never blocks. Called from any thread.
+
+        Args:
+            peer: The peer's link name.
+            room: The room id.
+            generation: The generation of its use.
+            nbytes: Bytes of all batches of this use together, at least one.
+            then: Must not block. Called once, on any thread, perhaps during this call.
         """
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from statelink._logs import logger
-from statelink.backend import EventDriven, Fence, Fencing, RegionTable
+from statelink.backend import EventDriven, Fence, Fencing, Landing, RegionTable
 from statelink.errors import ClosedError, PeerError, TransferError, WireError
 from statelink.wire import write_handshake
 
@@ -65,6 +65,7 @@ class Context:
         announcement: The handshake, encoded.
         regions: The region table of this rank, for checks.
         fencing: The backend, if this side can itself revoke a grant; ``None`` if only the writer can stop its writes.
+        landing: The backend, if this side can itself see when bytes have landed; ``None`` if only the writer knows.
         workers: The data threads.
         connections: The connections of the backend. Control thread.
         reader: Reads the handshakes of peers. Control thread.
@@ -109,6 +110,7 @@ class Context:
         self.memory = dict(memory or {})
         self.regions = RegionTable(handshake.inventory.regions, backend.name)
         self.fencing = _fencing(backend)
+        self.landing = _landing(backend)
         self.loop = loop or Loop(begin)
         self.now, self.post = self.loop.now, self.loop.post
         self._give_loop(backend)
@@ -236,7 +238,7 @@ class Context:
         self.backend = backend
         self.handshake, self.inventory = handshake, handshake.inventory
         self.announcement = write_handshake(handshake)
-        self.fencing = _fencing(backend)
+        self.fencing, self.landing = _fencing(backend), _landing(backend)
         self._give_loop(backend)
         self.workers.use(backend)
         self.connections.use(backend)
@@ -267,6 +269,10 @@ class Context:
 def _fencing(backend: Backend) -> Fencing | None:
     owner = backend.capabilities.target is Fence.OWNER
     return backend if owner and isinstance(backend, Fencing) else None
+
+
+def _landing(backend: Backend) -> Landing | None:
+    return backend if _fencing(backend) and isinstance(backend, Landing) else None
 
 
 _opened: weakref.WeakSet[Context] = weakref.WeakSet()

@@ -6,7 +6,7 @@ import contextlib
 import ipaddress
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
@@ -217,7 +217,7 @@ class TcpBackend(Backend):
         return self._own.encode()
 
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
-        """Store ``peer``. Nothing is sent before the first batch, so neither side waits for the other."""
+        """Store ``peer``. Prefill begins to connect to another machine, and waits only if a transport is required."""
         theirs = Descriptor.decode(descriptor, peer)
         if peer == self._own.link:
             raise TransferError("a link cannot connect to itself", backend="tcp", peer=peer)
@@ -240,6 +240,8 @@ class TcpBackend(Backend):
             except TransferError:
                 self.disconnect(peer)
                 raise
+        elif self._role == "prefill" and not made.near:
+            made.senders.want()  # on a long line, this takes longer than the first request
 
     def _make(self, theirs: Descriptor, key: bytes, regions: RegionTable) -> _Peer:
         """What is kept for a peer. No thread runs yet.
@@ -305,6 +307,10 @@ class TcpBackend(Backend):
         on the peer, which may be stopped in the middle of a payload.
         """
         return self._grants.revoke(peer, room, generation)
+
+    def when_landed(self, peer: str, room: int, generation: int, nbytes: int, then: Callable[[], object]) -> None:
+        """See `statelink.backend.Landing`. The thread of a connection calls ``then``."""
+        self._grants.when_landed(peer, room, generation, nbytes, then)
 
     def disconnect(self, peer: str) -> None:
         """End both directions and their threads. Blocks for at most about ``drain_timeout``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from statelink.backend import Ranges, Transfer
@@ -24,7 +25,7 @@ class Grant:
     no piece is between the two. So it waits for one system call on memory, and never for a peer.
     """
 
-    __slots__ = ("_inside", "_lock", "_owner", "_revokes", "key", "ranges", "revoked")
+    __slots__ = ("_due", "_inside", "_landed", "_lock", "_owner", "_revokes", "_then", "key", "ranges", "revoked")
 
     def __init__(self, owner: Grants, key: Key, ranges: Ranges) -> None:
         self.key = key
@@ -34,6 +35,9 @@ class Grant:
         self._lock = owner.lock
         self._inside = 0
         self._revokes: list[Transfer] = []
+        self._landed = self._due = 0
+        """Bytes of whole batches that have landed, and how many of them `_then` waits for."""
+        self._then: Callable[[], object] | None = None
 
     def enter(self) -> bool:
         """Begin a piece; ``False`` if the grant was revoked."""
@@ -49,6 +53,26 @@ class Grant:
             self._inside -= 1
             if self.revoked and not self._inside:
                 self._finish()
+
+    def land(self, nbytes: int) -> None:
+        """A batch of so many bytes has landed."""
+        with self._lock:
+            self._landed += nbytes
+            then = self._take()
+        if then is not None:
+            then()
+
+    def when_landed(self, nbytes: int, then: Callable[[], object]) -> Callable[[], object] | None:
+        """Call ``then`` once so many bytes have landed. If they have, returns it. The caller holds the lock."""
+        self._due, self._then = nbytes, then
+        return self._take()
+
+    def _take(self) -> Callable[[], object] | None:
+        """Who is to be called. The caller holds the lock, and calls it without the lock."""
+        if self._then is None or self._landed < self._due or self.revoked:
+            return None
+        then, self._then = self._then, None
+        return then
 
     def revoke(self, transfer: Transfer) -> None:
         """Let no further piece begin. ``transfer`` succeeds when no piece is under way. The caller holds the lock."""
@@ -114,6 +138,14 @@ class Grants:
             else:
                 grant.revoke(transfer)
         return transfer
+
+    def when_landed(self, peer: str, room: int, generation: int, nbytes: int, then: Callable[[], object]) -> None:
+        """Call ``then`` once batches with so many bytes have landed under a grant, unless it is revoked before."""
+        with self.lock:
+            grant = self._grants.get((peer, room, generation))
+            due = None if grant is None else grant.when_landed(nbytes, then)
+        if due is not None:
+            due()
 
     def forget(self, peer: str) -> None:
         """Revoke all grants of ``peer``."""

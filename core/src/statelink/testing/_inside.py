@@ -27,6 +27,7 @@ from statelink.backend import (
     Capabilities,
     Check,
     Fencing,
+    Landing,
     Outcome,
     Probe,
     Region,
@@ -55,6 +56,9 @@ TOO_MANY_BYTES = 1 << 40
 
 SHARED = Path("/dev/shm")
 """The folder of named shared memory of all processes."""
+
+
+LANDED = "when bytes have landed"
 
 
 class Move(NamedTuple):
@@ -246,6 +250,27 @@ def revoke(host: Host, link: str, peer: str, room: int, generation: int, patienc
     opened = host.backends[link]
     fencing: Any = opened.backend
     return opened.ended(transfer_of("revoke", fencing.revoke(peer, room, generation)), patience)
+
+
+def is_landing(host: Host, link: str) -> bool:
+    """Whether the backend tells its side when bytes have landed."""
+    return isinstance(host.backends[link].backend, Landing)
+
+
+def expect(host: Host, link: str, peer: str, room: int, generation: int, nbytes: int) -> None:
+    """Ask the backend to say when so many bytes have landed."""
+    calls: list[float] = []
+    host.kept[LANDED] = calls
+    landing: Any = host.backends[link].backend
+    landing.when_landed(peer, room, generation, nbytes, lambda: calls.append(time.monotonic()))
+
+
+def told(host: Host, link: str, within: float) -> int:
+    """How often it has said so. Waits for the first time, for at most so many seconds."""
+    until = time.monotonic() + within
+    while not host.kept[LANDED] and time.monotonic() < until:
+        time.sleep(0.001)
+    return len(host.kept[LANDED])
 
 
 def pieces(blocks: Blocks, limits: Capabilities) -> Iterator[Blocks]:

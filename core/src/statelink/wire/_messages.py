@@ -225,6 +225,7 @@ class Request(Message, frozen=True, kw_only=True):
         lifetime_ms: Milliseconds that this use may take on decode, from its beginning to its deadline.
         unmet: Earlier uses of the same room id, in the order in which they ended.
         content: The content of the request, as decode's engine states it; empty if it states none.
+        landing: Whether decode itself sees when the bytes have landed. Then `Finished` need not wait for that.
     """
 
     room: Room
@@ -238,6 +239,7 @@ class Request(Message, frozen=True, kw_only=True):
     unmet: Annotated[tuple[Unmet, ...], msgspec.Meta(max_length=MAX_UNMET)] = ()
     least: Tokens = 0
     content: Annotated[bytes, msgspec.Meta(max_length=MAX_CONTENT)] = b""
+    landing: bool = False
 
 
 class Chunk(Message, frozen=True, kw_only=True):
@@ -261,7 +263,7 @@ class Chunk(Message, frozen=True, kw_only=True):
 
 
 class Finished(Message, frozen=True, kw_only=True):
-    """A source has written everything that it was assigned for a room.
+    """A source has written everything that it was assigned for a room, or has at least begun to.
 
     Attributes:
         room: The request.
@@ -274,6 +276,8 @@ class Finished(Message, frozen=True, kw_only=True):
         digests: For each component, the digest of its bytes, if both sides verify.
         transport: The transport that carried the bytes, as its backend says.
         tokens: N, if decode's request did not say it; otherwise 0.
+        landing: Whether bytes may still be under way, so that decode has to look itself whether they have landed. Only
+            where `Request.landing` was set.
     """
 
     room: Room
@@ -286,6 +290,7 @@ class Finished(Message, frozen=True, kw_only=True):
     digests: Annotated[dict[Name, Annotated[bytes, msgspec.Meta(max_length=64)]], Few] = {}
     transport: Annotated[str, msgspec.Meta(max_length=256)] = ""
     tokens: Tokens = 0
+    landing: bool = False
 
 
 class Received(Message, frozen=True, kw_only=True):

@@ -57,7 +57,18 @@ from ._ends import (
     Unsettled,
     Waiting,
 )
-from ._grants import AnyRoom, GrantsAll, GrantsByRegion, KeepsGrants, Late, LateWhenStopped, ReplacesGrants, RevokesLast
+from ._grants import (
+    AnyRoom,
+    GrantsAll,
+    GrantsByRegion,
+    KeepsGrants,
+    Late,
+    LateWhenStopped,
+    ReplacesGrants,
+    RevokesLast,
+    TellsEarly,
+    TellsLate,
+)
 from ._leaks import (
     KeepsPayload,
     KeepsRooms,
@@ -138,6 +149,8 @@ __all__ = [
     "SwallowsFirst",
     "TakesAnyKind",
     "TakesGarbage",
+    "TellsEarly",
+    "TellsLate",
     "TooFar",
     "TooFarByPages",
     "TransportIsNumber",

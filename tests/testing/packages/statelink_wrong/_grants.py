@@ -6,7 +6,7 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,30 @@ class KeepsGrants(Wrong):
 
     def revoke(self, peer: str, room: int, generation: int) -> Transfer:
         return Transfer(Outcome(True))
+
+
+class TellsEarly(Wrong):
+    """Says that bytes have landed when the first ones have."""
+
+    def when_landed(self, peer: str, room: int, generation: int, nbytes: int, then: Callable[[], object]) -> None:
+        super().when_landed(peer, room, generation, 1, then)
+
+
+class TellsLate(Wrong):
+    """Goes on to wait for bytes of a grant that is revoked."""
+
+    def revoke(self, peer: str, room: int, generation: int) -> Transfer:
+        self.revoked = peer, room, generation
+        return super().revoke(peer, room, generation)
+
+    def grant(self, peer: str, room: int, generation: int, addresses: U64, nbytes: U64) -> None:
+        super().grant(peer, room, generation, addresses, nbytes)
+        if hasattr(self, "awaited") and getattr(self, "revoked", None) == (peer, room, generation):
+            super().when_landed(peer, room, generation, *self.awaited)
+
+    def when_landed(self, peer: str, room: int, generation: int, nbytes: int, then: Callable[[], object]) -> None:
+        self.awaited = nbytes, then
+        super().when_landed(peer, room, generation, nbytes, then)
 
 
 class ReplacesGrants(Wrong):

@@ -18,7 +18,7 @@ class Proof(enum.Enum):
 
     DRAINED = "it says so"
     """With `wire.Drained`, or with a goodbye that says that nothing is in flight."""
-    FINISHED = "its last message says that everything has landed"
+    FINISHED = "everything has landed, as its last message says, or as this side's backend saw after that message"
     UNKNOWN = "the request reached a process that does not know this link, and that will never write for it"
     UNASKED = "it was never asked, and it has no grant"
     REVOKED = "its grant is revoked, by the fence of this side's backend"

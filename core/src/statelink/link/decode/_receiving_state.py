@@ -186,10 +186,10 @@ class ReceivingState(RoomState):
             self._arrived(writer, message, message.number)
         elif isinstance(message, wire.Finished):
             self._arrived(writer, message, message.chunks - 1)
-            reason = self._check_tokens(writer, message) or writer.finish(message)
+            reason = self._check_tokens(writer, message) or writer.finish(message, self._landed)
             if reason is not None:
                 self.fail(reason)
-            if self.status not in ENDED:
+            if self.status not in ENDED and writer.finished:
                 writer.finish_hooks(self._hook_ended)
             self._maybe_succeed()
         elif isinstance(message, wire.Failed):
@@ -198,6 +198,11 @@ class ReceivingState(RoomState):
             self.drained(name, Proof.DRAINED)
         elif self.status not in ENDED:
             writer.note(message.component, message.payload, self._hook_ended)
+
+    def _landed(self, writer: Writer) -> None:
+        """All bytes of a writer have landed whose last message came before them. Control thread."""
+        writer.land()
+        self._maybe_succeed()
 
     def _check_tokens(self, writer: Writer, message: wire.Finished) -> Reason | None:
         """Take N from a writer's last message, if decode knew only the number of pages. Returns why it cannot be."""

@@ -19,6 +19,7 @@ from ._in_flight import Proof, WriterInFlight
 from ._receive_context import ReceiveHookContext
 
 if TYPE_CHECKING:
+    from statelink.backend import Landing
     from statelink.link._context import Context
     from statelink.link.runtime import Flag
 
@@ -52,7 +53,7 @@ class Writer:
 
     Attributes:
         rank: The prefill rank.
-        finished: Whether it said that it has written everything.
+        finished: Whether it has written everything.
         in_flight: What of it may still touch the room's memory.
         met: Whether it has said that it has a room for this use.
         moved: Bytes and blocks per component, as it reported them when it finished.
@@ -104,6 +105,10 @@ class Writer:
         self._digests: Mapping[str, bytes] = {}
         self._verified = False
         self._released = False
+        self._landing: Landing | None = None
+        """What sees when its bytes have landed, if the request says that this side looks itself."""
+        self._finishing = False
+        """Whether its last message came, and its bytes are landing."""
 
     # The request.
 
@@ -140,6 +145,8 @@ class Writer:
         accepted = self._accepted
         items = {name: wire.pack_items(accepted.items[name].ids, accepted.items[name].first) for name in self.hooks}
         self.in_flight.asked = True
+        if not (self._acting or self._elsewhere or not self._expected) and self._context.config.verify == "off":
+            self._landing = self._context.landing
         request = wire.Request(
             **self._header(),
             tokens=accepted.tokens,
@@ -151,6 +158,7 @@ class Writer:
             lifetime_ms=int(1000 * min(lasts, MOST_DEADLINE_SECONDS)) + 1,
             unmet=unmet,
             content=accepted.content,
+            landing=self._landing is not None,
         )
         return self._context.send(request, self.rank.address)
 
@@ -179,10 +187,41 @@ class Writer:
         if hook is not None:
             self._run(component, partial(hook.message, self._context_of(component), payload), then)
 
-    def finish(self, message: wire.Finished) -> Reason | None:
-        """Take its last message. Returns why the room fails, if its numbers are not those that this side computed."""
+    def finish(self, message: wire.Finished, landed: Callable[[Writer], None]) -> Reason | None:
+        """Take its last message.
+
+        Args:
+            message: The message.
+            landed: Called on the control thread once all bytes have landed, if the message came before them. The writer
+                has finished only then.
+
+        Returns:
+            Why the room fails, if the message's numbers are not those that this side computed.
+        """
+        if not message.landing:
+            self.land()
+        elif self._finishing or self._ended.raised:  # it came before, or the room failed, and its grant is gone
+            return None
+        reason = self._differs(message)
+        if reason is None and message.landing:
+            landing, accepted = self._landing, self._accepted
+            if landing is None:
+                what = "a writer's last message came before its bytes, and this side does not see these land"
+                return self._reason("room.bytes", what)
+            self._finishing = True
+            # A thread of the backend calls this, or this thread.
+            then = partial(self._context.post, partial(landed, self))
+            use = self.rank.name, accepted.room, accepted.generation
+            landing.when_landed(*use, sum(self._expected.values()), then)
+        return reason
+
+    def land(self) -> None:
+        """All that it had to write has landed, and it writes nothing more."""
         self.finished = True
         self.in_flight.prove(Proof.FINISHED)
+
+    def _differs(self, message: wire.Finished) -> Reason | None:
+        """Why the room fails, if the numbers of the last message are not those that this side computed."""
         if self._accepted.least != self._accepted.tokens:
             self._know(message.tokens)
         self.moved, self._digests = message.moved, message.digests

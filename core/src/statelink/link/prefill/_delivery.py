@@ -49,7 +49,7 @@ class Delivery:
         rank: The decode rank.
         request: Its request.
         arrived: Pushes that are visible at the destination while the room goes on. They end in their order.
-        finished: Whether `wire.Finished` was made.
+        finished: Whether `wire.Finished` was made. This may be before the last push has ended.
         received: Whether the destination said that it has everything from every prefill rank.
         drained: Whether `wire.Drained` was made: the destination is told that nothing is in flight to it.
         in_flight: What of it is in flight.
@@ -137,7 +137,7 @@ class Delivery:
         self._pusher.open_hooks()
 
     def start(self, push: Push, then: Callable[[Delivery, PushResult], None]) -> None:
-        """Move a push after those before it. ``then`` is called on the control thread with the result."""
+        """Move a push after those before it. ``then`` is called on the control thread with each `PushResult`."""
         self.in_flight.jobs += 1
         blocks, nbytes = self._most(push)
         self._line.add(self._pusher, push, partial(then, self), blocks, nbytes)
@@ -156,9 +156,7 @@ class Delivery:
 
     def take(self, pushed: PushResult) -> None:
         """Note what became of a push."""
-        for name, moved in pushed.moved.items():
-            before = self._moved.get(name)
-            self._moved[name] = moved if before is None else before + moved
+        self._moved = _sum(self._moved, pushed.moved)
         self.in_flight.moved(pushed.moving)
 
     def note(self, component: str, payload: bytes, failed: Callable[[Reason], None]) -> None:
@@ -223,18 +221,19 @@ class Delivery:
         )
 
     def finish(self, pushed: PushResult) -> wire.Finished:
-        """The message that the last push and all before it are visible."""
+        """The message that the last push and all before it are visible, or that it is landing."""
         self.finished = True
         return wire.Finished(
             **self._header(),
             digest=self._plan.digest,
-            moved=self._moved,
+            moved=_sum(self._moved, pushed.moved) if pushed.landing else self._moved,
             chunks=pushed.push.number + 1,
             granules=pushed.granules,
             layers=pushed.push.layers,
             digests=pushed.digests,
             transport=self.rank.transport(),
             tokens=self._tokens if self.request.least else 0,
+            landing=pushed.landing,
         )
 
     def say_failed(self, reason: Reason) -> wire.Failed:
@@ -249,6 +248,15 @@ class Delivery:
     def waits_for(self) -> str:
         """What the room still waits for from this destination; empty where there is nothing. Any thread."""
         rank = self.rank.handshake.inventory.rank
-        if not self.finished:
+        if not self.finished or self.in_flight.running:
             return f"the transfer to rank {rank}"
         return "" if self.received else f"the acknowledgement of rank {rank}"
+
+
+def _sum(before: Mapping[str, Moved], more: Mapping[str, Moved]) -> dict[str, Moved]:
+    """What was moved of each component, with what one more push moved."""
+    total = dict(before)
+    for name, moved in more.items():
+        known = total.get(name)
+        total[name] = moved if known is None else known + moved
+    return total

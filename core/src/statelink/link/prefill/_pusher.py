@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from statelink.backend import Batch, Blocks, Moved
@@ -15,7 +16,7 @@ from statelink.link.runtime import Moving, move, reason_of
 from statelink.plan import MAX_BATCH, ComponentPlan, Move, Whole, plan_move
 
 from ._covered import Covered
-from ._pushes import Pushes, PushResult
+from ._pushes import Pushes, PushResult, Then
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -236,7 +237,7 @@ class Pusher(Pushes):
         """See `Pushes.step`."""
         push, then = self.waiting[0][:2]
         if self._under_way is None:
-            self._under_way = self._carry(push)
+            self._under_way = self._carry(push, then)
         try:
             if answer is not None and isinstance(answer, BaseException):
                 return self._under_way.throw(answer)
@@ -248,7 +249,7 @@ class Pusher(Pushes):
             self._context.post(lambda: then(pushed))
             return None
 
-    def _carry(self, push: Push) -> Steps[PushResult]:
+    def _carry(self, push: Push, then: Then) -> Steps[PushResult]:
         """Plan a push, call its hooks, have its blocks submitted, and wait until all are visible at the destination.
 
         Yields as `move` does. Never raises: a failure is in the result.
@@ -258,23 +259,28 @@ class Pusher(Pushes):
         context, request, peer = self._context, self._request, self._rank.name
         parts: Iterable[Blocks | None]
         granules: dict[str, tuple[int, int]] = {}
-        payload: Payload | None = None
+        moved: dict[str, Moved]
         try:
             require = context.config.require
             if require:  # the backend may have connected again since the rank was attached, over another transport
                 check_transport(require, self._rank.carrier(), context.backend.name, peer)
             whole = self._whole(push)
             if whole is not None:
-                granules, parts = whole.granules, (whole.blocks,)
+                granules, parts, moved = whole.granules, (whole.blocks,), _moved(whole)
             else:
                 payload = Payload(
                     self.hooks, self.context_of, request.elsewhere, context.backend.capabilities.max_blocks, peer
                 )
+                moved = payload.moved
                 moves = self._moves(push, granules)
                 self._digest(moves)
                 parts = payload.blocks(moves)
         except BaseException as error:
             return PushResult(push, Moving(0, 0, reason_of(error, room=request.room)), granules, {}, {})
+        if push.last and request.landing and self._plain:
+            parts = self._announced(
+                parts, then, PushResult(push, Moving(0, 0, None), granules, moved, {}, landing=True)
+            )
         moving = yield from move(
             context.backend,
             peer,
@@ -288,13 +294,15 @@ class Pusher(Pushes):
         if moving.reason is None and push.last and not moving.pending:
             reason = self._finish()
             moving = moving if reason is None else moving._replace(reason=reason)
-        if payload is not None:
-            moved = payload.moved
-        else:
-            assert whole is not None, "a push without a payload is a whole one"
-            moved = _moved(whole, moving)
+        if whole is not None and moving.nbytes < whole.blocks.total:
+            moved = {}
         digests = {name: packed(digest) for name, digest in self._digests.items()} if self._digests else {}
         return PushResult(push, moving, granules, moved, digests)
+
+    def _announced(self, parts: Iterable[Blocks | None], then: Then, landing: PushResult) -> Iterator[Blocks | None]:
+        """The parts of the last push. When `move` asks for one more, the backend has all of them."""
+        yield from parts
+        self._context.post(partial(then, landing))
 
     def _whole(self, push: Push) -> Whole | None:
         """What a push moves, if it is the only one of its room, and can be listed in one expression."""
@@ -346,9 +354,7 @@ class Pusher(Pushes):
         return None
 
 
-def _moved(whole: Whole, moving: Moving) -> dict[str, Moved]:
-    """The bytes and blocks of each component of a push that is one batch: they count once the backend has all of it."""
-    if moving.nbytes < sum(whole.nbytes):
-        return {}
+def _moved(whole: Whole) -> dict[str, Moved]:
+    """The bytes and blocks of each component of a push that is listed as a whole."""
     each = zip(whole.granules, whole.nbytes, whole.counts, strict=True)
     return {name: Moved(nbytes, blocks) for name, nbytes, blocks in each}

@@ -27,6 +27,7 @@ class PushResult(NamedTuple):
         granules: Per component, ``[first, last)`` of the granules that the push has.
         moved: Per component, the bytes and blocks that the backend was given.
         digests: Per component, the digest of all pushes so far, where both sides verify.
+        landing: Whether the backend has all of it, and bytes may still be under way. Another result follows, then.
     """
 
     push: Push
@@ -34,10 +35,11 @@ class PushResult(NamedTuple):
     granules: dict[str, tuple[int, int]]
     moved: dict[str, Moved]
     digests: dict[str, bytes]
+    landing: bool = False
 
 
 Then = Callable[[PushResult], None]
-"""Called on the control thread with what became of a push."""
+"""Called on the control thread with what became of a push. For a last one that decode itself sees land, also before."""
 
 
 class Waiting(NamedTuple):

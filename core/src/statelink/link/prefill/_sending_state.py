@@ -259,14 +259,18 @@ class SendingState(RoomState):
                 delivery.start(push, self._moved_push)
 
     def _moved_push(self, delivery: Delivery, pushed: PushResult) -> None:
-        """A push is visible at a destination, or failed. Control thread."""
+        """A push is visible at a destination, or failed; or a last one is landing there. Control thread."""
+        if pushed.landing:
+            if self.status is Status.TRANSFERRING:
+                self._finish(delivery, pushed)
+            return
         self._budget.count(-1)
         moving = pushed.moving
         delivery.take(pushed)
         if delivery.in_flight.unproven:
             self._uses_in_flight.add(delivery.use)
         self._count_moved(pushed.moved)
-        if moving.reason is not None:
+        if moving.reason is not None and not delivery.received:
             named = {
                 "room": str(self.room),
                 "peer": delivery.rank.name,
@@ -281,13 +285,18 @@ class SendingState(RoomState):
                 self._chunks += 1
             delivery.arrived += 1
             self.settled = min(each.arrived for each in self._deliveries.values())
-            if pushed.push.last:
-                finished = delivery.finish(pushed)
-                self._carriers[delivery.rank.name] = finished.transport
-                self._ranks.send(finished)
-            else:
+            if not pushed.push.last:
                 self._ranks.send(delivery.chunk(pushed))
+            elif not delivery.finished:
+                self._finish(delivery, pushed)
+            else:
+                self._maybe_succeed()
         self._after_change()
+
+    def _finish(self, delivery: Delivery, pushed: PushResult) -> None:
+        finished = delivery.finish(pushed)
+        self._carriers[delivery.rank.name] = finished.transport
+        self._ranks.send(finished)
 
     # What decode says.
 
@@ -296,8 +305,12 @@ class SendingState(RoomState):
         if not delivery.finished:
             return
         delivery.received = True
+        self._maybe_succeed()
+
+    def _maybe_succeed(self) -> None:
+        """Succeed, if every destination has everything, and this side has seen the end of each transfer."""
         for each in self._deliveries.values():
-            if not each.received:
+            if not each.received or each.in_flight.running:
                 return
         self.step(Status.SUCCEEDED)
         self.update_memory()

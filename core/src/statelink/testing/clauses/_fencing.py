@@ -17,6 +17,7 @@ from .. import _beside, _inside, _stream
 from .._bench import End, Pair
 from .._lab import Lab, Suite, needs
 from .._memory import MIB, POISON
+from .._saying import all_moved
 from .._worker import Finding
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ STILL_SECONDS = 8.0
 """Seconds within which a call returns that does not wait. A loaded machine needs a small part of them."""
 CLOSES = (
     "Let `close` return whatever the other side does: close connections without its help, and bound every wait for it."
+)
+LANDED = (
+    "Count the bytes of each batch that is in place under a grant, call once they are as many as were asked for, and "
+    "forget it all when the grant is revoked."
 )
 BLOCKED_SECONDS = 0.3
 """Seconds in which a mover fills all buffers on the way to a stopped target."""
@@ -127,6 +132,43 @@ class Fencing(Suite):
         assert reason, "the mover was not told why it was stopped"
         pair.untouched()
         pair.works_small()
+
+    def test_the_target_is_told_when_its_bytes_have_landed(self, lab: Lab) -> None:
+        """`when_landed` calls with the last byte of all batches, not before; at once if they are there; then no more.
+
+        Count the bytes of each batch that is in place under a grant, and forget them when the grant is revoked.
+        """
+        pair = lab.pair(((SIZE,),))
+        needs(pair.target.call(_inside.is_landing), "it has no `when_landed`, which is optional")
+        pair.fill()
+        halves = [pair.blocks([(0, at, 0, at, SIZE // 2)]) for at in (0, SIZE // 2)]
+        whole = Blocks.concatenate(halves)
+        expected = pair.expected(whole)
+        ask = _inside.expect, pair.source.link, 1, 1, SIZE
+        for early in (True, False):
+            pair.target.memory[:] = POISON
+            pair.grant(whole)
+            if early:
+                pair.target.call(*ask)
+            all_moved(pair.move(halves[0]))
+            if early and pair.target.call(_inside.told, SILENCE_SECONDS):
+                raise Finding("`when_landed` called after half of the bytes", LANDED)
+            all_moved(pair.move(halves[1]))
+            if not early:
+                pair.target.call(*ask)
+            calls = pair.target.call(_inside.told, pair.subject.patience)
+            pair.verify(expected, whole)
+            if calls != 1:
+                raise Finding(f"`when_landed` called {calls} times once all bytes had landed", LANDED)
+            pair.take_back()
+        pair.grant(whole)
+        pair.target.call(*ask)
+        pair.take_back()
+        pair.grant(whole)
+        all_moved(pair.move(whole))
+        if pair.target.call(_inside.told, SILENCE_SECONDS):
+            raise Finding("`when_landed` called for a grant that was revoked", LANDED)
+        pair.take_back()
 
     def test_a_revoke_does_not_wait_for_the_peer(self, lab: Lab) -> None:
         """An owner's fence needs no other process: it holds against a peer that is stopped in the middle of a transfer.

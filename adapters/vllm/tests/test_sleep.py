@@ -41,6 +41,14 @@ class Side:
         for tensor in self.cache.tensors.values():
             tensor.normal_()
 
+    def until_forgotten(self) -> None:
+        """Wait until its link has heard that no peer is there for it."""
+        end = time.monotonic() + PATIENCE_SECONDS
+        while not {"ready", "attached"}.isdisjoint(self.worker.link.snapshot()["peers"].values()):
+            if time.monotonic() > end:
+                raise TimeoutError("a link has not heard that its peer sleeps")
+            time.sleep(0.01)
+
     def until(self, name: str, *, sent: bool = False) -> bool:
         """Wait for the end of a request. Returns whether it succeeded."""
         end = time.monotonic() + PATIENCE_SECONDS
@@ -87,6 +95,8 @@ def test_requests_move_before_and_after(sides: tuple[Side, Side], who: list[int]
         sides[number].worker.suspend()
         sides[number].worker.suspend()  # vLLM may do it twice
         sides[number].scribble()
+    for side in sides:
+        side.until_forgotten()  # a request that is asked for before fails with the peer that goes
     for number in who:
         sides[number].worker.resume()
         sides[number].worker.resume()

@@ -165,32 +165,43 @@ def test_an_engine_that_ends_keeps_its_exit_status(tmp_path: Path, backend: str,
 
 
 HELD = """
-import subprocess, time
+import builtins, subprocess, time
+from mooncake.engine import TransferEngine
 from statelink.errors import ClosedError
 
 if len(sys.argv) > 2:
     theirs, decode = opened("decode")
-    rooms = [decode.receive(room, sys.argv[2], TOKENS, {"kv": PAGES}) for room in range(1, 21)]
-    rooms[0].wait(60)
-    print("ready", flush=True)
+    room = decode.receive(1, sys.argv[2], TOKENS, {"kv": PAGES})
     sys.stdin.read()  # until the other process has ended
     os._exit(0)
 
+held = []
+send_probe = TransferEngine.send_probe
+
+def stop_and_probe(engine, address):
+    "The first contact with decode's engine, which waits for an answer."
+    decode.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, decode.pid, os.WSTOPPED | os.WNOWAIT)
+    held.extend((decode.pid, f"/proc/self/task/{threading.get_native_id()}"))
+    return send_probe(engine, address)
+
+class Last:
+    "Goes when the interpreter has told its threads to end. Only then the library lets go of the one that it holds."
+
+    def __del__(self, held=held, go_on=signal.SIGCONT, os=os, time=time):
+        os.kill(held[0], go_on)
+        until = time.monotonic() + 2  # that thread may wait for the end of the process
+        while os.path.exists(held[1]) and time.monotonic() < until:
+            time.sleep(0.01)
+        os.write(1, b"went on")
+
+builtins._ = Last()  # the first thing that the interpreter drops when it ends
+TransferEngine.send_probe = stop_and_probe
 mine, prefill = opened("prefill")
 command = [sys.executable, __file__, BACKEND, prefill.address]
-decode = subprocess.Popen(
-    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-)
-EARLY.append(lambda: decode.send_signal(signal.SIGCONT))  # the library lets go of its threads
-EARLY.append(lambda: print("goes on", flush=True))
-sendings = [prefill.send(room, TOKENS) for room in range(1, 21)]
-sendings[0].push({"kv": PAGES})
-assert decode.stdout.readline() == "ready\\n"
-decode.send_signal(signal.SIGSTOP)
-for each in sendings[1:]:
-    each.push({"kv": PAGES})
-while prefill.snapshot()["load"]["pushes"] < 19:
-    time.sleep(0.01)  # the library has the first one, and the other pushes wait
+decode = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+while not held:
+    time.sleep(0.01)
 """
 EARLY = """
 import atexit
@@ -220,10 +231,10 @@ sys.exit(3)
     scope="session",
 )
 def test_a_thread_that_a_library_holds_does_not_change_the_exit_status(tmp_path: Path, backend: str, end: str) -> None:
-    """Its peer is stopped. The peer goes on, and the library's calls return, after the link has given up waiting."""
-    done = run(tmp_path, backend, HELD + end, before=EARLY)
+    """Its peer is stopped. The peer goes on, and the library's call returns, after the link has given up waiting."""
+    done = run(tmp_path, backend, HELD + end)
     assert done.returncode == 3, done.stderr[-4000:]
-    assert done.stdout == "goes on\n"
+    assert done.stdout == "went on"
     for word in ("terminate called", "Fatal Python error"):
         assert word not in done.stderr, done.stderr[-4000:]
 
@@ -246,3 +257,28 @@ sys.exit(3)
     done = run(tmp_path, backend, code, before=EARLY)
     check(done, 3, "")
     assert done.stdout == "['MainThread']\n"
+
+
+@pytest.mark.parametrize(
+    ("goes_on", "said"), [(True, ""), (False, "WARNING the process ends while the thread the-end is in a library\n")]
+)
+def test_an_exit_waits_for_what_a_backend_has_left_in_its_library(tmp_path: Path, goes_on: bool, said: str) -> None:
+    """As with a library that ends after `close`. The exit names a thread for which it has waited long enough."""
+    code = f"""
+import atexit, logging, sys, threading
+logging.basicConfig(format="%(levelname)s %(message)s")
+end = threading.Event()
+atexit.register(lambda: print(thread.is_alive(), flush=True))
+from statelink.backend import leave_in_library
+thread = threading.Thread(target=end.wait, name="the-end", daemon=True)
+thread.start()
+leave_in_library(thread)
+if {goes_on}:
+    atexit.register(end.set)
+sys.exit(3)
+"""
+    program = tmp_path / "engine.py"
+    program.write_text(code)
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=90, check=False)
+    assert (done.returncode, done.stdout) == (3, f"{not goes_on}\n")
+    assert done.stderr == said

@@ -32,6 +32,7 @@ from ._interface import (
     Transfer,
     Transports,
 )
+from ._left import leave_in_library
 from ._machine import boot_id
 from ._ports import Ports
 from ._ranges import Ranges
@@ -100,6 +101,7 @@ __all__ = [
     "boot_id",
     "close_in_children",
     "hookimpl",
+    "leave_in_library",
     "logger",
     "pack_descriptors",
     "unpack_descriptors",

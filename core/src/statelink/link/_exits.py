@@ -8,6 +8,7 @@ thread of a link may be in a library when the interpreter ends.
 `atexit` is the place for it. Its functions run when the main thread and all other threads that are not daemons have
 ended, so that no such thread needs a link any more. They also run before the interpreter stops the daemon threads.
 
+A backend may have left a thread in its library when it was closed, with or without a link. The exit waits for it, too.
 A library may hold a thread for longer than an exit waits. Then `_leave_threads` sees to it that such a thread neither
 aborts the process nor changes its exit status.
 """
@@ -23,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from statelink._logs import logger
+from statelink.backend._left import left_in_libraries
 from statelink.errors import ClosedError
 
 __all__ = ["AtExit", "opening"]
@@ -30,7 +32,7 @@ __all__ = ["AtExit", "opening"]
 log = logger("statelink.link")
 
 TIMEOUT_SECONDS = 5.0
-"""Seconds that an exit waits, about, for all links together."""
+"""Seconds that an exit waits, about, for all links together, and for what backends have left in libraries."""
 
 _changed = threading.Condition()
 """Guards what follows."""
@@ -107,6 +109,11 @@ def _close_all() -> None:
             link.begin()
         for link in links:
             left |= not _end(link, until)
+        for thread in left_in_libraries():  # those of the links that were closed just now, and of any backend before
+            thread.join(max(0.5, until - time.monotonic()))
+            if thread.is_alive():
+                left = True
+                log.warning("the process ends while the thread %s is in a library", thread.name)
     except BaseException:  # an interrupt: somebody wants the process to end at once
         left = True
         raise

@@ -27,6 +27,7 @@ from statelink.backend import (
     RegionTable,
     SubmitMode,
     Transfer,
+    leave_in_library,
 )
 from statelink.backend.native import session, unregistered
 from statelink.errors import BackendUnavailableError, TransferError
@@ -48,7 +49,7 @@ BRIEF_SECONDS = 3.0
 """Seconds in which a peer has to answer while others wait."""
 
 _abandoned: list[Any] = []
-"""Engines that failed to move to a peer. The library may crash the process if such an engine is destroyed."""
+"""Engines that are left as they are: the library may crash the process if one that failed to move is destroyed."""
 _taken = threading.Lock()
 """Held while a link of this process has an engine. The library serves one at a time: a second start breaks it."""
 _last: Contacts | None = None
@@ -273,7 +274,8 @@ class AscendBackend(Backend):
     def close(self) -> None:
         """Destroy the engine, which takes seconds. Returns after `connect_timeout` at the latest.
 
-        The library takes leave of every peer, and waits for one that stands still. The engine is then destroyed later.
+        The library takes leave of every peer, and waits for one that stands still. The engine is then destroyed later,
+        and an exit of the process waits a few seconds for that.
         If a first contact still waits, it destroys the engine when it ends.
         """
         self._closing = True
@@ -314,13 +316,17 @@ class AscendBackend(Backend):
         destroyed already, and the process gets SIGSEGV.
         """
         engine, self._engine = self._engine, None
-        if self._broken:
-            _abandoned.append(engine)
-            _taken.release()
-            return
         ending = threading.Thread(target=self._end, args=(engine,), name="statelink-ascend-end", daemon=True)
-        ending.start()
-        ending.join(self._options.connect_timeout)
+        try:
+            if not self._broken:
+                ending.start()
+                leave_in_library(ending)
+                ending.join(self._options.connect_timeout)
+                return
+        except RuntimeError:  # no thread starts once the interpreter ends; the engine then goes with the process
+            pass
+        _abandoned.append(engine)
+        _taken.release()
 
     def _end(self, engine: Any) -> None:
         """Runs on that thread."""

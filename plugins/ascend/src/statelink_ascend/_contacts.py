@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from statelink.backend import leave_in_library
+
 __all__ = ["Contacts", "Unreached"]
 
 WAITS = (
@@ -97,6 +99,7 @@ class Contacts:
             if contact is None:
                 contact = self._contact = _Contact(self, peer, session, check if late else str)
                 contact.start()
+                leave_in_library(contact)
         contact.join(max(until - time.monotonic(), 0.0))
         if contact.is_alive():
             raise Unreached(f"its engine at {session} did not answer within {seconds:g} s", WAITS)

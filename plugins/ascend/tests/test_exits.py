@@ -56,7 +56,7 @@ sys.exit(3)
 
 
 @pytest.mark.parametrize("code", [ENDS, LATE], ids=["waits", "starts no thread"])
-def test_an_exit_for_the_end_of_the_engine(library: dict[str, str], code: str) -> None:
+def test_an_exit_keeps_its_status(library: dict[str, str], code: str) -> None:
     """Without that, the library aborts the process. With Python 3.12 and newer, `atexit` can start no thread for it."""
     command = [sys.executable, "-c", code]
     env = {**os.environ, **library}

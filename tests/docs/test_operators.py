@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 from tools import configuration
 
 from statelink import LinkConfig
+from statelink.cli import main
 from statelink.config import read_config
+from statelink.registry import load_backend
 from statelink.wire import PROTOCOL
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -66,6 +70,23 @@ def test_what_to_watch_is_in_a_snapshot() -> None:
     named = {word for row in watched.splitlines() if row.startswith("| `") for word in words(row.split("|")[1])}
     assert len(named) > 8
     assert named <= keys
+
+
+def test_the_configurations_for_a_long_line_are_read(tmp_path: Path) -> None:
+    page = (DOCS / "between-datacenters.md").read_text()
+    ((name, toml),) = re.findall(r"test_operators\.py: (line) -->\n```toml\n(.*?)```", page, re.DOTALL)
+    CliRunner().invoke(main, ["keys", "new", str(tmp_path / "key")])
+    (tmp_path / "key.pub").rename(tmp_path / "allowed")
+    file = tmp_path / f"{name}.toml"
+    file.write_text(toml.replace("/etc/statelink", str(tmp_path)))
+    read = read_config(file, {}).config
+    given = {"tcp": [read.options]}
+    for backend, options in re.findall(r"^\| `(\w+)` \| `(\{.*?\})` \|(?:.*?)$", page, re.MULTILINE):
+        given.setdefault(backend, []).append(json.loads(options))
+    assert set(given) == {"tcp", "nixl", "mooncake"}
+    for backend, each in given.items():
+        for options in each:
+            msgspec.convert(options, load_backend(backend).Options)
 
 
 def test_the_page_of_the_configuration_is_up_to_date() -> None:

@@ -187,18 +187,37 @@ def test_presets_are_listed_with_their_source(files: Path) -> None:
     assert "  from: config.json of openai/gpt-oss-120b" in result.output
 
 
-def test_the_document_shows_what_is_printed(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("page", "count"), [("explain.md", 3), ("between-datacenters.md", 2)])
+def test_the_document_shows_what_is_printed(
+    files: Path, monkeypatch: pytest.MonkeyPatch, page: str, count: int
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    text = (ROOT / "docs" / "explain.md").read_text()
+    text = (ROOT / "docs" / page).read_text()
     tomls: list[Any] = re.findall(r"```toml\n# (\w+)\.toml\n(.*?)```", text, re.DOTALL)
     for name, content in tomls:
         Path(f"{name}.toml").write_text(content)
     shown = re.findall(r"```console\n\$ statelink (.*?)\n(.*?)```", text, re.DOTALL)
-    assert len(shown) == 3
+    assert len(shown) == count
     for command, output in shown:
         words, _, last = command.partition(" | tail -n ")
         lines = [line.rstrip() for line in CliRunner().invoke(main, words.split()).output.splitlines()]
         assert lines[-int(last or len(lines)) :] == output.splitlines()
+
+
+def test_the_table_of_models_says_what_is_printed(files: Path) -> None:
+    """Of prompts of two lengths, the bytes of each component; the time of the longer one; what is worth to move."""
+    text = (ROOT / "docs" / "between-datacenters.md").read_text()
+    rows: list[Any] = re.findall(r"^\| `([\w.-]+)` \| ([^|]+ \w*B) \| (.*) \|$", text, re.MULTILINE)
+    assert len(rows) > 5
+    options = ("--rate", "10gbit", "--rtt", "30ms", "--prefill-rate", "8000", "--tokens")
+    for name, *said in rows:
+        preset = f'preset = "{name}"'
+        printed = [run(preset, preset, *given) for given in (("--tokens", "8192"), (*options, "131072"))]
+        parts = [re.findall(r"^(\w+) {2,}\w+ {2,}([\d.]+ \w+) ", each, re.MULTILINE) for each in printed]
+        short, long = (", ".join(f"{component} {nbytes}" for component, nbytes in each) for each in parts)
+        (took,) = re.findall(r"at least (.*)\n", printed[1])
+        (worth,) = re.findall(r"a second (?:from (.*) tokens on|for no prompt)\n", printed[1])
+        assert said == [short, f"{long} | {took} | {worth or 'never'}"]
 
 
 def test_the_models_of_the_document_are_read(files: Path) -> None:

@@ -39,6 +39,10 @@ WORKLOADS = {
     "C": "one request of 512 MiB in order",
 }
 IN_FLIGHT = {64: "small requests, 64 in flight", 16: "small requests, 16 in flight", 1: "small requests, one at a time"}
+MIXES = {
+    "2x512": "a request of 1 MiB beside two of 512 MiB",
+    "8x64": "a request of 1 MiB beside eight of 64 MiB",
+}
 BUSY = {
     "none": "quiet",
     "process": "beside another process that takes a core",
@@ -102,13 +106,33 @@ def sglang(found: Found) -> str:
         [about, *cells(given["rooms"], _ratio, ({"in_flight": number, "sglang": each} for each in libraries))]
         for number, about in IN_FLIGHT.items()
     ]
+    rows += [
+        [MIXES[name], *cells(given["mixed"], _ratio, ({"workload": name, "sglang": each} for each in libraries))]
+        for name in dict.fromkeys(row["workload"] for row in given["mixed"])
+    ]
     return drawn(["", *(NAMES[each] for each in libraries)], rows)
 
 
 def sglang_short(found: Found) -> str:
     """A few lines of it, for a first look."""
     lines = sglang(found).splitlines()
-    return "\n".join(line for line in lines if IN_FLIGHT[16] not in line) + "\n"
+    return "\n".join(line for line in lines if IN_FLIGHT[16] not in line and MIXES["8x64"] not in line) + "\n"
+
+
+def sglang_mixed(found: Found) -> str:
+    """A small request alone and beside large ones, and a large one then: Statelink's times and SGLang's."""
+    rows = []
+    for row in found["sglang"]["mixed"]:
+        ours, theirs = (
+            [
+                f"{times[whose]:,.1f}"
+                for times in (row["alone_ms"], row["beside_ms"], row["beside_p99_ms"], row["large_ms"])
+            ]
+            for whose in (0, 1)
+        )
+        both = (f"{each}, {other} ms" for each, other in zip(ours, theirs, strict=True))
+        rows.append([f"{NAMES[row['sglang']]}, {MIXES[row['workload']]}", *both, bounds(row["large_ratio"])])
+    return drawn(["", "alone", "beside", "beside, 99th percentile", "a large one", "large ones, ratio"], rows)
 
 
 def sglang_cpu(found: Found) -> str:
@@ -322,6 +346,7 @@ def _by_interval(found: Found, show: Callable[[Row], str]) -> str:
 TABLES: dict[str, Callable[[Found], str]] = {
     "sglang": sglang,
     "sglang-short": sglang_short,
+    "sglang-mixed": sglang_mixed,
     "sglang-cpu": sglang_cpu,
     "sglang-loop": sglang_loop,
     "sglang-turn": sglang_turn,

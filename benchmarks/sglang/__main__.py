@@ -1,12 +1,13 @@
 """SGLang's own connectors and Statelink's in turn, over the same pools and through the same calls.
 
-    python -m benchmarks.sglang [--suite handoff rooms loop servers] [--against nixl:nixl mooncake:mooncake nixl:tcp]
-                                [--workload A A-window B C] [--options JSON] [--rounds 15] [--out build/bench]
-                                [--switch-interval 0.001] [--their-switch-interval 0.001]
+    python -m benchmarks.sglang [--suite handoff rooms mixed loop servers] [--workload A A-window B C]
+                                [--against nixl:nixl mooncake:mooncake nixl:tcp] [--options JSON] [--rounds 15]
+                                [--switch-interval 0.001] [--their-switch-interval 0.001] [--out build/bench]
 
 ``nixl:tcp`` stands for SGLang's NIXL connector in turn with Statelink over the backend ``tcp``. Both ends of each have
 processes of their own; those whose turn it is not stand still. ``handoff`` times one request after the other (A, B, C),
-and ``rooms`` small requests (E), of which 1, 16 and 64 are in flight.
+and ``rooms`` small requests (E), of which 1, 16 and 64 are in flight. ``mixed`` times requests of 1 MiB, one after the
+other, alone and beside two of 512 MiB and eight of 64 MiB that are always under way.
 
 ``loop`` gives both sides a scheduler's loop. Each turn has the connector's calls, 2 ms of Python, and 1 ms without the
 interpreter. What the loop loses to a request is its time beyond that of as many turns in processes without a connector
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import statistics
 import tempfile
@@ -33,6 +35,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from support.models import make_llama
 
 from benchmarks.pairs import in_turn, ratio
@@ -46,6 +49,12 @@ IN_FLIGHT = (1, 16, 64)
 ROLES = ("prefill", "decode")
 WORK_SECONDS = 0.002
 WARM = 2
+MIXES = {"2x512": 2, "8x64": 8}
+"""Large requests at once in each workload that has a small one, too."""
+MIB = 4096
+"""What the large requests of a round move together."""
+SMALL = 60
+"""Small requests of a round, alone and beside large ones. Those beside that begin after the large ones do not count."""
 
 
 def handoff(ours: Pair, theirs: Pair, name: str, rounds: int) -> Row:
@@ -85,6 +94,44 @@ def rooms(ours: Pair, theirs: Pair, in_flight: int, rounds: int, count: int = 20
     found = list(in_turn({"ours": way(ours), "again": way(ours), "theirs": way(theirs)}, rounds, WARM))
     row = _row(ours, theirs, "E", {each: [row[each] for row in found] for each in found[0]}, in_flight=in_flight)
     return row | {f"cpu_ms_{who}": _ms(each) for who, each in cpu.items()}
+
+
+def mixed(ours: Pair, theirs: Pair, name: str, rounds: int, warm: int = WARM) -> Row:
+    """A small request alone, and beside large ones that are always under way."""
+    large = [MIB // MIXES[name] // WORKLOADS[name].pages] * MIXES[name]
+    none = [0] * len(large)
+    for pair in (ours, theirs):
+        pair.prepare(name, len(large))
+        pair.go_on()
+        pair.mix(name, [1] * len(large) + [1])
+        pair.rest()
+    _check([ours, theirs], name)
+    seen: dict[str, list[dict[str, list[float]]]] = {ours.name: [], theirs.name: []}
+
+    def turn(pair: Pair) -> None:
+        pair.go_on()
+        *_, alone = pair.mix(name, [*none, SMALL])
+        *others, small = pair.mix(name, [*large, SMALL])
+        pair.rest()
+        until = min(each[-1][1] for each in others)
+        beside = [each for each in small if each[0] < until]
+        parts = {"alone": alone, "beside": beside, "large": [*itertools.chain(*others)]}
+        seen[pair.name].append({part: [end - began for began, end in times] for part, times in parts.items()})
+
+    for number in range(rounds + warm):
+        for pair in (ours, theirs) if number % 2 else (theirs, ours):
+            turn(pair)
+    _check([ours, theirs], name)
+    row: Row = {"workload": name, "sglang": theirs.name, "statelink": ours.name}
+    for part in ("beside", "alone", "large"):
+        both = [[each[part] for each in seen[pair.name][warm:]] for pair in (ours, theirs)]
+        row["ratio" if part == "beside" else f"{part}_ratio"] = str(
+            ratio(*([statistics.median(times) for times in turns] for turns in both))
+        )
+        row[f"{part}_times"] = [sum(map(len, turns)) for turns in both]
+        for which, quantile in (("", 0.5), ("_p99", 0.99)):
+            row[f"{part}{which}_ms"] = [_quantile([*itertools.chain(*turns)], quantile) for turns in both]
+    return row
 
 
 def loop(bare: Pair, ours: Pair, theirs: Pair, in_flight: int, rounds: int, count: int = 128) -> Row:
@@ -154,7 +201,12 @@ def _row(ours: Pair, theirs: Pair, name: str, took: dict[str, list[float]], **mo
 
 
 def _ms(took: Sequence[float]) -> float:
-    return round(statistics.median(took) * 1e3, 3)
+    return _quantile(took, 0.5)
+
+
+def _quantile(took: Sequence[float], which: float) -> float:
+    """In milliseconds."""
+    return round(float(np.quantile(took, which)) * 1e3, 3)
 
 
 def _pairs(against: str, arguments: argparse.Namespace, model: Path) -> contextlib.AbstractContextManager[list[Pair]]:
@@ -189,6 +241,9 @@ def measured(arguments: argparse.Namespace, model: Path) -> Iterator[tuple[str, 
         for name in arguments.workload if "handoff" in suites else ():
             with made() as [ours, theirs]:
                 yield "handoff", handoff(ours, theirs, name, rounds)
+        for name in MIXES if "mixed" in suites else ():
+            with made() as [ours, theirs]:
+                yield "mixed", mixed(ours, theirs, name, rounds)
         if {"rooms", "loop"} & set(suites):
             with made() as [ours, theirs]:
                 _prepare([ours, theirs], "E", max(IN_FLIGHT))
@@ -220,10 +275,15 @@ def _cell(value: Any) -> str:
 def main() -> None:
     """Parse arguments, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    suites = ["handoff", "rooms", "loop"]
+    suites = ["handoff", "rooms", "mixed", "loop"]
     parser.add_argument("--suite", nargs="+", choices=[*suites, "servers"], default=suites)
     parser.add_argument("--against", nargs="+", default=["nixl:nixl", "mooncake:mooncake"])
-    parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=["A", "A-window", "B", "C"])
+    parser.add_argument(
+        "--workload",
+        nargs="+",
+        choices=[each for each in WORKLOADS if each not in MIXES],
+        default=["A", "A-window", "B", "C"],
+    )
     parser.add_argument("--options", type=json.loads, default={}, help="of Statelink's backend, as JSON")
     parser.add_argument("--switch-interval", type=float, help="of Statelink's processes, in seconds")
     parser.add_argument("--their-switch-interval", type=float, help="of the other connector's processes")

@@ -78,6 +78,12 @@ class Pair:
         prefill, decode = (side.answer(300.0) for side in self.sides)
         return prefill, decode
 
+    def mix(self, name: str, counts: Sequence[int]) -> list[list[tuple[float, float]]]:
+        """Play so many requests of each slot; when each began and ended on decode."""
+        call = ("run", SIDES, "mix", name, time.monotonic() + BEGIN, next(self._rooms) * 1_000_000, counts)
+        times: list[list[tuple[float, float]]] = self._both(*call, patience=300.0)[1]
+        return times
+
     def idle(self, work: Sequence[int], turns: int = 100) -> list[float]:
         """Seconds of a turn of each side's loop while no requests are there."""
         at = time.monotonic() + BEGIN

@@ -12,11 +12,15 @@ from support.sides import announcing
 from . import workloads
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from support.process import Host
     from support.rank import Rank
 
 FAILED, _, WAITING, _, SUCCESS = range(5)
 PAUSE, REST = 50e-6, 1e-3
+BETWEEN = 0.01
+"""Seconds before each small request of a mix."""
 
 
 class Played(NamedTuple):
@@ -78,9 +82,8 @@ class _Live:
     def __init__(self, rank: Rank, role: str, room: int, number: int) -> None:
         given: Any = rank
         self.number, self.began = number, time.perf_counter()
-        self._slot = given.slots[role][number]
-        self._given, self._told = workloads.WORKLOADS[given.workload], False
-        self._tokens = self._given.pages * workloads.PAGE
+        self._slot, self._told = given.slots[role][number], False
+        self._tokens = len(self._slot.pages) * workloads.PAGE
         classes: Any = given.classes
         with announcing(room, self._tokens):
             if role == "prefill":
@@ -149,6 +152,39 @@ def play(host: Host, key: str, at: float, first: int, rooms: int, in_flight: int
             time.sleep(PAUSE)
     seconds = time.perf_counter() - began
     return Played(seconds, time.process_time() - cpu, each, calls, turns)
+
+
+def mix(host: Host, key: str, at: float, first: int, counts: Sequence[int]) -> list[list[tuple[float, float]]]:
+    """Play requests of every slot at once: in each slot so many, one after the other. The last slot has the small ones.
+
+    Args:
+        host: This process.
+        key: The rank.
+        at: When to begin, as `time.monotonic` counts: on both sides at once.
+        first: The first room.
+        counts: How many, for each slot.
+
+    Returns:
+        For each slot, when each request began and ended.
+    """
+    rank, role, last = host.ranks[key], host.role, len(counts) - 1
+    # Decode alone rests: prefill has each room open by then.
+    pause = [BETWEEN if role == "decode" and slot == last else 0.0 for slot in range(len(counts))]
+    live = dict[int, _Live]()
+    played: list[list[tuple[float, float]]] = [[] for _ in counts]
+    _until(at)
+    due = [time.perf_counter() + each for each in pause]
+    while any(len(each) < count for each, count in zip(played, counts, strict=True)):
+        for slot, count in enumerate(counts):
+            if slot in live:
+                if live[slot].step():
+                    ended = time.perf_counter()
+                    played[slot].append((live.pop(slot).began, ended))
+                    due[slot] = ended + pause[slot]
+            elif len(played[slot]) < count and time.perf_counter() >= due[slot]:
+                live[slot] = _Live(rank, role, first + len(played[slot]) * len(counts) + slot, slot)
+        time.sleep(PAUSE)
+    return played
 
 
 def _until(moment: float) -> None:

@@ -25,6 +25,7 @@ class Workload(NamedTuple):
         recurrent: Recurrent layers.
         dim: Size of a head.
         about: In words.
+        small: Pages of one more request, which is small; 0 if there is none.
     """
 
     layers: int
@@ -34,6 +35,7 @@ class Workload(NamedTuple):
     recurrent: int
     dim: int
     about: str
+    small: int = 0
 
 
 WORKLOADS = {
@@ -42,6 +44,8 @@ WORKLOADS = {
     "B": Workload(32, 512, False, 0, 0, DIM, "32 layers, 512 random pages"),
     "C": Workload(32, 512, True, 0, 0, DIM, "32 layers, 512 pages in order"),
     "E": Workload(2, 2, False, 0, 1, DIM // 2, "2 layers, 2 pages of 8 KiB, 1 recurrent layer"),
+    "2x512": Workload(32, 512, False, 0, 0, DIM, "32 layers, 512 random pages, and 1 page", 1),
+    "8x64": Workload(32, 64, False, 0, 0, DIM, "32 layers, 64 random pages, and 1 page", 1),
 }
 
 
@@ -127,7 +131,7 @@ class Slot(NamedTuple):
 
 
 def slots(name: str, role: str, kinds: list[str], in_flight: int, counts: dict[str, int]) -> list[Slot]:
-    """The memory of so many requests on one side, always the same for a role.
+    """The memory of so many requests on one side, always the same for a role. The small one, if any, is the last.
 
     Args:
         name: The workload.
@@ -141,10 +145,9 @@ def slots(name: str, role: str, kinds: list[str], in_flight: int, counts: dict[s
     free = 1 + draw.permutation(counts["kv"] - 1)
     window = 1 + draw.permutation(counts.get("swa", 2) - 1)
     made = []
-    for number in range(in_flight):
-        pages = free[number * given.pages : (number + 1) * given.pages]
-        if given.in_order:
-            pages = np.arange(1 + number * given.pages, 1 + (number + 1) * given.pages)
+    for number, count in enumerate([given.pages] * in_flight + [given.small] * bool(given.small)):
+        first = number * given.pages
+        pages = np.arange(1 + first, 1 + first + count) if given.in_order else free[first : first + count]
         states: list[Any] = [
             window[number * given.window : (number + 1) * given.window].astype(np.int64)
             if kind == "swa"

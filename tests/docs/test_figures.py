@@ -24,8 +24,13 @@ ROWS = [
 SGLANG = {
     "handoff": [{"workload": "A", "sglang": "nixl", "ratio": "0.63 [0.60, 0.70]"}],
     "rooms": [],
+    "mixed": [
+        {"workload": "2x512", "sglang": "nixl", "ratio": "0.02 [0.01, 0.03]", "alone_ms": [1.0, 5.0],
+         "beside_ms": [4.0, 440.0], "beside_p99_ms": [9.0, 1500.0], "large_ms": [200.0, 400.0],
+         "large_ratio": "0.50 [0.45, 0.55]"},
+    ],
     "loop": [],
-}
+}  # fmt: skip
 
 
 def cells_of(table: str) -> dict[str, list[str]]:
@@ -46,6 +51,11 @@ def test_every_table_is_on_a_page() -> None:
 
 def test_a_cell_is_the_median_and_its_bounds_or_a_dash() -> None:
     found = {"core": {"rows": ROWS}, "sglang": SGLANG}
+    mix = "a request of 1 MiB beside two of 512 MiB"
+    assert cells_of(figures.sglang_short(found))[mix] == ["0.02 (0.01–0.03)", "–"]
+    assert cells_of(figures.sglang_mixed(found)) == {
+        f"NIXL, {mix}": ["1.0, 5.0 ms", "4.0, 440.0 ms", "9.0, 1,500.0 ms", "200.0, 400.0 ms", "0.50 (0.45–0.55)"]
+    }
     assert cells_of(figures.sglang(found))["one request of 8 MiB"] == ["0.63 (0.60–0.70)", "–"]
     assert cells_of(figures.large(found))["A, one request of 8 MiB"] == ["–", "1.20 (1.10–1.30)", "–"]
     assert cells_of(figures.small(found))["small requests, 64 in flight, quiet"] == ["2,270 a second", "–", "–"]

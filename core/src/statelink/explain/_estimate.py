@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Estimate", "Worth", "estimate", "worth"]
 
-ROUND_TRIPS = 2
-"""Round trips of a request beside its bytes: decode asks, the bytes come and are confirmed, and decode learns of it."""
+ROUND_TRIPS = 1
+"""Round trips of a request beside its bytes: decode asks, and the first bytes come. Where only the library at the source
+learns that the last ones have come, another one follows."""
 MOST_TOKENS = 1 << 24
 ROUNDING = 1 / 64
 """How exact `worth` is."""

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["Estimate", "Worth", "estimate", "worth"]
 
 ROUND_TRIPS = 1
-"""Round trips of a request beside its bytes: decode asks, and the first bytes come. Where only the library at the source
-learns that the last ones have come, another one follows."""
+"""Round trips of a request beside its bytes: decode asks, and the first bytes come. Another one follows where only the
+library at the source learns that the last ones have come."""
 MOST_TOKENS = 1 << 24
 ROUNDING = 1 / 64
 """How exact `worth` is."""

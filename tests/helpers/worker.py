@@ -47,7 +47,6 @@ class Seen:
     prefix: int | None
     report: RoomReport
     taken_back: bool
-    quiet_by: float | None
     settled: int
 
 
@@ -125,7 +124,7 @@ class Host:
 
     def see(self, number: int) -> Seen:
         room = self.rooms[number]
-        how = (room.quiesced, room.prefix, room.report, room.taken_back, room.quiet_by)
+        how = (room.quiesced, room.prefix, room.report, room.taken_back)
         return Seen(room.poll(), room.reason, *how, room.settled if isinstance(room, statelink.Sending) else 0)
 
     def reach(self, number: int, status: statelink.Status, timeout: float) -> Seen:

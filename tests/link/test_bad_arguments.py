@@ -89,7 +89,6 @@ def test_no_argument_makes_a_call_fail_in_other_words_than_statelinks() -> None:
             "accept prefix": (decode, lambda value: receiving.accept({"kv": [0]}, prefix=value)),
             "accept ready": (decode, lambda value: receiving.accept({"kv": [0]}, ready=value)),
             "extend": (decode, lambda value: receiving.extend(value)),
-            "content": (decode, lambda value: receiving.set_content(value)),
         }
         found = {name: said for name, (link, call) in calls.items() if (said := refused(link, call))}
         found |= {name: said for name, (link, call) in on_rooms.items() if (said := refused(link, call, opens=False))}

@@ -14,7 +14,7 @@ from tests.helpers.pools import Kv
 
 import statelink
 from statelink import Receiving, Sending, Status, content_of
-from statelink.errors import ClosedError, RoomError
+from statelink.errors import RoomError
 
 if TYPE_CHECKING:
     from tests.link.conftest import TwoEngines
@@ -104,72 +104,15 @@ def test_the_same_content_or_none_goes_through(two: Two, content: bytes | None, 
     np.testing.assert_array_equal(two.target.arrays[:, 20:24], two.source.arrays[:, :4])
 
 
-@pytest.mark.parametrize("met", [False, True], ids=["before decode asks", "after decode asked"])
-@pytest.mark.parametrize("late", [A, B, None])
-def test_prefill_states_it_late(two: Two, late: bytes | None, met: bool) -> None:
-    sending = two.prefill.send(7, TOKENS)
-    receiving = two.decode.receive(7, two.prefill.address, TOKENS, ITEMS, content=A) if met else None
-    if met:
-        until(lambda: sending.status is Status.WAITING)
-    if late is not None:
-        sending.set_content(late)
-        sending.set_content(late)  # once more changes nothing
-    if met and late == B:  # nothing needs to be pushed for it
-        assert sending.wait(20) is Status.FAILED
-    sending.push(PAGES)
-    receiving = receiving or two.decode.receive(7, two.prefill.address, TOKENS, ITEMS, content=A)
-    if late == A:
-        assert receiving.wait(20) is sending.wait(20) is Status.SUCCEEDED, receiving.reason
-        return
-    failed_alike(two, sending, receiving, f"content {late.hex() if late else 'none'} on prefill, {A.hex()} on decode")
-
-
-@pytest.mark.parametrize("late", [A, B])
-def test_decode_states_it_late(two: Two, late: bytes) -> None:
-    sending = two.prefill.send(7, TOKENS, content=A)
-    sending.push(PAGES)
-    receiving = two.decode.receive(7, two.prefill.address, TOKENS)
-    until(lambda: receiving.status is Status.WAITING)
-    receiving.set_content(late)
-    receiving.accept(ITEMS)
-    if late == A:
-        assert receiving.wait(20) is sending.wait(20) is Status.SUCCEEDED, receiving.reason
-    else:
-        failed_alike(two, sending, receiving, f"content {A.hex()} on prefill, {B.hex()} on decode")
-
-
-def test_it_does_not_change(two: Two) -> None:
-    sending = two.prefill.send(7, TOKENS, content=A)
-    receiving = two.decode.receive(7, two.prefill.address, TOKENS, content=A)
-    for room in (sending, receiving):
-        with pytest.raises(RoomError, match="cannot change") as caught:
-            room.set_content(B)
-        assert caught.value.code == "room.content"
-        assert A.hex() in str(caught.value)
-    sending.push({"kv": [0, 1]}, span=(0, 32))
-    receiving.accept(ITEMS)
-    for room, named in ((sending, "its first push was made"), (receiving, "it was accepted before")):
-        with pytest.raises(ClosedError, match=named) as closed:
-            room.set_content(A)
-        assert closed.value.code == "room.closed"
-    sending.push({"kv": [2, 3]}, span=(32, TOKENS))
-    assert receiving.wait(20) is sending.wait(20) is Status.SUCCEEDED
-    sending.set_content(B)  # a room that has ended takes no notice
-    assert sending.content == A
-
-
 @pytest.mark.parametrize("content", [b"", b"x" * 65, "text", 5, bytearray(b"x"), True, [1]])
 def test_what_is_no_content_is_refused_and_changes_nothing(two: Two, content: Any) -> None:
-    late = two.prefill.send(9, TOKENS)
     for call in (
         lambda: two.prefill.send(7, TOKENS, content=content),
         lambda: two.decode.receive(7, two.prefill.address, TOKENS, content=content),
-        lambda: late.set_content(content),
     ):
         with pytest.raises(RoomError, match="the content of a request is") as caught:
             call()
         assert caught.value.code == "room.content"
-    late.set_content(A)
     sending, receiving = both(two, A, A, first="prefill")
     assert receiving.wait(20) is sending.wait(20) is Status.SUCCEEDED, receiving.reason
 

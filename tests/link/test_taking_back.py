@@ -40,24 +40,23 @@ def test_an_engine_takes_the_memory_of_a_room_back(two_engines: TwoEngines) -> N
     fenced = two_engines.backend == "tcp"
     made.run()
     case, receiving, sending = hang(two_engines, made, two_engines.prefill)
-    assert sending.see().quiet_by is None
     receiving.abort("as planned")
     assert "as planned" in sending.failed()
     assert "as planned" in receiving.failed()
     rooms = [(made.prefill, sending, "prefill")]
     if fenced:
         seen = receiving.wait(quiesced=True)
-        assert (seen.quiesced, seen.taken_back, seen.quiet_by) == (True, False, 0.0)
+        assert (seen.quiesced, seen.taken_back) == (True, False)
     else:
         rooms.append((made.decode, receiving, "decode"))
     for _, room, role in rooms:
         seen = room.see()
-        assert (seen.quiesced, seen.taken_back, seen.quiet_by) == (False, False, None)
+        assert (seen.quiesced, seen.taken_back) == (False, False)
         with pytest.raises(RoomError, match="is in use"):
             made.send(case) if role == "prefill" else made.receive(case)
         room.take_back("it is needed")
         seen = room.see()
-        assert (seen.quiesced, seen.taken_back, seen.quiet_by) == (True, True, 0.0)
+        assert (seen.quiesced, seen.taken_back) == (True, True)
     for link, room, role in rooms:
         room.take_back("once more")  # which does nothing
         until(lambda: taken_back(link) == ([case.room], {role: {"engine": 1}}, []))  # noqa: B023 - it is called at once
@@ -172,17 +171,12 @@ def test_the_operators_bound_gives_memory_back(two_engines: TwoEngines) -> None:
     made = two_engines.pair(backend=f"faulty-{two_engines.backend}", decode_config=config)
     made.run()
     case, receiving, sending = hang(two_engines, made, two_engines.prefill)
-    most = liveness if two_engines.backend == "tcp" else bound
-    assert receiving.see().quiet_by == most
     receiving.abort("as planned")
     sending.failed()
     receiving.failed()
-    seen = receiving.see()
-    assert seen.quiet_by is not None
-    assert seen.quiet_by <= most
     seen = receiving.wait(quiesced=True)
     fenced = two_engines.backend == "tcp"
-    assert (seen.quiesced, seen.taken_back, seen.quiet_by) == (True, not fenced, 0.0)
+    assert (seen.quiesced, seen.taken_back) == (True, not fenced)
     counted = {} if fenced else {"decode": {"take_back_after": 1}}
     until(lambda: taken_back(made.decode) == ([] if fenced else [case.room], counted, []))
     two_engines.prefill.run(FAULTY, "heal")

@@ -158,8 +158,8 @@ class World:
             return
         handle: Sending | Receiving
         named: Any = {"deadline": self.DEADLINE}
-        content, late = self._content(request, process)
-        if content is not None and not late:
+        content = self._content(request, process)
+        if content is not None:
             named["content"] = content
         if request.sent_by(process):
             handle = process.link.send(request.room, request.tokens, **named)
@@ -174,19 +174,19 @@ class World:
         self.counts["both ways"] += -request.key in process.held
         process.held[request.key] = request.sides[process.address] = held
 
-    def _content(self, request: Request, process: Process) -> tuple[bytes | None, bool]:
-        """Which request an engine has under an id, and whether it says so only when it has memory for it."""
+    def _content(self, request: Request, process: Process) -> bytes | None:
+        """Which request an engine has under an id."""
         if self.shape.reuse == "stated" and not self.shape.mixed:
-            return f"request {request.number}".encode(), self.rng.random() < 0.3
+            return f"request {request.number}".encode()
         if not self.shape.mixed:
-            return None, False
+            return None
         chance = self.rng.random()
         self.counts["mixed"] += chance < 0.1
         content: bytes | None = f"request {request.number}".encode()
         if chance < 0.1:
             # Where neither side states anything, nothing tells two requests apart: only one of the sides is silent.
             content = None if chance < 0.05 and request.sent_by(process) else f"not {request.number}".encode()
-        return content, self.rng.random() < 0.3
+        return content
 
     def keep(self, request: Request | None, process: Process) -> None:
         """The engine of a rank knows a request, and has no memory for it yet."""
@@ -215,7 +215,6 @@ class World:
                 if not process.take(held, pages):
                     return
                 process.fill(held)
-                self._state_content(held)
             if held.pushed >= request.tokens:
                 return
             # One more chunk, which ends on a page or at N.
@@ -232,13 +231,7 @@ class World:
             if not process.take(held, pages - held.prefix // PAGE):
                 return
             held.accepted = True
-            self._state_content(held)
             held.handle.accept({"kv": held.pages, "mamba": [held.slot]}, prefix=held.prefix)
-
-    @staticmethod
-    def _state_content(held: Held) -> None:
-        if held.content is not None and held.handle.content is None:
-            held.handle.set_content(held.content)
 
     def ended(self, process: Process, held: Held) -> None:
         """An engine saw the end of a request."""

@@ -187,7 +187,7 @@ class Link:
             deadline: Seconds that the room may take; the configured default when not given.
             content: What the request is: 1 to 64 bytes, as `statelink.content_of` makes them. Decode states the same.
                 If it states another one, or if one side alone states one, the room fails on both sides
-                (``room.content``) before anything is pushed. An engine that learns it late calls `Room.set_content`.
+                (``room.content``) before anything is pushed.
 
         Raises:
             RoomError: The id is not valid or in use, too many rooms are open, or the content is none.

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from statelink._arguments import duration, shown, switch, wait_time, words
-from statelink.errors import ClosedError, RoomError
-from statelink.plan import checked_content
+from statelink.errors import RoomError
 
 from ._status import ENDED, Status
 
@@ -55,45 +54,6 @@ class Room:
         """The content of the request that this side's engine has stated; ``None`` while it has stated none."""
         return self._state.content or None
 
-    def set_content(self, content: bytes) -> None:
-        """State the content of the request, where the engine did not know it when it opened the room. Does not block.
-
-        Call it before the first push on prefill, or before `Receiving.accept` on decode. It does nothing once the room
-        has failed. Thread-safe.
-
-        Args:
-            content: As `Link.send` takes it.
-
-        Raises:
-            RoomError: It is no content, or another one was stated before (``room.content``).
-            ClosedError: This side has named memory already.
-        """
-        state = self._state
-        state.context.check_process()
-        with self._lock:
-            if state.status in ENDED:
-                return
-            named = self._named_memory()
-            if named:
-                what = "the content of a request cannot be stated"
-                raise ClosedError(what, cause=named, room=state.room, code="room.closed")
-            try:
-                stated = checked_content(content)
-            except RoomError as error:
-                reason = error.reason
-                raise RoomError.of(state.reason_for(error.code, reason.what, reason.cause, reason.hint)) from None
-            if state.content and stated != state.content:
-                what = "the content of a request cannot change"
-                cause = f"{state.content.hex()} was stated before, and {stated.hex() or 'none'} is stated again"
-                raise RoomError.of(state.reason_for("room.content", what, cause))
-            state.content = stated
-            # With the lock, so that the control thread hears of it before it hears of a push that follows.
-            state.context.post(state.content_stated)
-
-    def _named_memory(self) -> str:
-        """How this side has named memory, in words; empty if it has not. A thread of the engine, with the lock."""
-        raise NotImplementedError
-
     @property
     def status(self) -> Status:
         """How far the room is."""
@@ -129,15 +89,6 @@ class Room:
     def taken_back(self) -> bool:
         """Whether memory was taken back without proof, by `take_back` or by the operator's 'take_back_after'."""
         return self._state.memory.taken_back
-
-    @property
-    def quiet_by(self) -> float | None:
-        """Seconds from now after which the memory is quiet at the latest; ``None`` where there is no bound.
-
-        It is 0 once the memory has quiesced. For a room that has not ended, it assumes that the room fails now.
-        See `Link.quiet_within`.
-        """
-        return self._state.quiet_by()
 
     def wait(self, timeout: float | None = None, *, quiesced: bool = False) -> Status:
         """Block until the room ended, and with ``quiesced`` also until its memory may be reused.

@@ -175,10 +175,6 @@ class RoomState:
         """The refusal that may be why nobody has met the room, in words; empty for none. Any thread."""
         return ""
 
-    def quiet_within(self) -> float | None:
-        """Seconds from a failure until the memory is quiet at the latest; ``None`` without a bound. Any thread."""
-        raise NotImplementedError
-
     def held(self) -> tuple[int, str]:
         """Bytes of this side's memory that were named for the room, and what they wait for. Any thread."""
         raise NotImplementedError
@@ -215,9 +211,6 @@ class RoomState:
         self.deadline = deadline
         if self.status not in ENDED:
             self._table.watch(self)
-
-    def content_stated(self) -> None:
-        """The engine has stated the content of the request after it opened the room. Control thread."""
 
     def update_memory(self) -> None:
         """Work out again whether this side's memory may be used again. Control thread."""
@@ -296,12 +289,6 @@ class RoomState:
     def _touches(self) -> bool:
         """Whether code of this process may still write to the memory. Any thread."""
         return False
-
-    def quiet_by(self) -> float | None:
-        """Seconds from now until the memory is quiet at the latest; ``None`` without a bound. Any thread."""
-        bound = 0.0 if self.memory.quiesced else self.quiet_within()
-        ended = self._over
-        return bound if bound is None or ended is None else max(0.0, ended + bound - self.context.now())
 
     def _count_moved(self, moved: Mapping[str, Moved]) -> None:
         """Add what was moved of each component."""

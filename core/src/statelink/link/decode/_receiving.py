@@ -104,9 +104,6 @@ class Receiving(Room):
             state.content,
         )
 
-    def _named_memory(self) -> str:
-        return "" if self._prefix is None else "it was accepted before"
-
     def _checked_prefix(self, prefix: Any) -> int:
         state = self._state
         most = MAX_TOKENS if state.tokens is None else state.tokens

@@ -412,10 +412,6 @@ class ReceivingState(RoomState):
             )
         return "the engine's accept()" if self._accepted is None else "the engine's ready event"
 
-    def quiet_within(self) -> float | None:
-        """See `RoomState.quiet_within`."""
-        return self.context.quiet_within
-
     def held(self) -> tuple[int, str]:
         """See `RoomState.held`."""
         items = self._accepted.items if self._accepted is not None else {}

@@ -137,9 +137,6 @@ class Sending(Room):
         said = words(why)
         state.context.post(lambda: state.abort_unclaimed(said))
 
-    def _named_memory(self) -> str:
-        return "its first push was made" if self._checks.begun else ""
-
     def poll_all(self) -> Status:
         """The least status that the room has on any rank of this prefill instance. Does not block.
 

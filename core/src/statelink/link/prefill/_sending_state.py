@@ -60,8 +60,6 @@ class SendingState(RoomState):
     keepers: frozenset[str] = frozenset()
     _pushes = 0
     _complete = False
-    _agreed = False
-    """Whether the contents that both sides have stated so far are the same."""
     _first: Delivery | None = None
     """The first of the deliveries."""
 
@@ -165,14 +163,10 @@ class SendingState(RoomState):
             cause = f"prefill takes that from decode, and decode knows its pages only: {first.least} to {first.tokens}"
             hint = "pass tokens to send() or to receive()"
             return self.reason_for("room.tokens", what, cause, hint), asked[0][0].info
-        agreed = True
         for rank, request in asked:
             try:
                 if request.content != self.content:
-                    agreed = False
-                    # The engine may state the content later, but before its first push.
-                    if self.content or self._pushes:
-                        raise _differing(self.content, request.content)
+                    raise _differing(self.content, request.content)
                 delivery = Delivery.of(self.context, rank, request, tokens)
                 opened.append(delivery)
                 if request.prefix != first.prefix:
@@ -191,26 +185,9 @@ class SendingState(RoomState):
         for each in opened:
             self._deliveries[each.rank.name] = each
         self._first = opened[0]
-        self._agreed = agreed
         self.tokens = tokens
         self.prefix = first.prefix
         return None
-
-    def content_stated(self) -> None:
-        """See `RoomState.content_stated`."""
-        if self.status not in ENDED:
-            self._agree()
-
-    def _agree(self) -> bool:
-        """Whether both sides have stated the same content; if not, the room fails."""
-        for delivery in self._deliveries.values():
-            if delivery.request.content != self.content:
-                peer, backend = delivery.rank.name, self.context.backend.name
-                error = _differing(self.content, delivery.request.content)
-                self.fail(reason_of(error, room=self.room, peer=peer, backend=backend))
-                return False
-        self._agreed = True
-        return True
 
     def serve(self) -> None:
         """Begin to send to the ranks that the room belongs to."""
@@ -246,8 +223,6 @@ class SendingState(RoomState):
     def _pump(self) -> None:
         """Send what is queued, in order, once every destination has asked."""
         while self._queue and self.status in (Status.WAITING, Status.TRANSFERRING):
-            if not self._agreed and not self._agree():
-                return
             push = self._queue[0]
             if push.ready is not None and not self._is_ready(push.ready, self._pump):
                 return
@@ -471,10 +446,6 @@ class SendingState(RoomState):
     def refusal(self) -> str:
         """See `RoomState.refusal`."""
         return self._requests.refusal(self) if self.status is Status.BOOTSTRAPPING else ""
-
-    def quiet_within(self) -> float | None:
-        """See `RoomState.quiet_within`. Nobody bounds how long a transfer takes that was given to a library."""
-        return None
 
     def held(self) -> tuple[int, str]:
         """See `RoomState.held`."""

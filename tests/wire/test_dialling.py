@@ -50,19 +50,24 @@ def test_only_a_refused_connection_is_called_refused() -> None:
     assert json.loads(done.stdout) == EXPECTED
 
 
-def test_what_was_recorded_before_a_dropped_message_counts_less_than_that() -> None:
-    """A late thread reads the events of the connection only after the message that it drops."""
+def test_what_somebody_says_counts_more_than_that_he_is_connected() -> None:
+    """Also if that is learnt later, and if the connection is made anew."""
     with zmq.Context() as context:
-        context.linger = 0
-        with context.socket(zmq.ROUTER) as other, context.socket(zmq.DEALER) as socket:
-            address = f"tcp://127.0.0.1:{other.bind_to_random_port('tcp://127.0.0.1')}"
-            socket.setsockopt(zmq.ROUTING_ID, b"caller")
-            dialling = Dialling(socket, address)
+        context.linger, context.rcvtimeo = 0, 20_000
+        liar = context.socket(zmq.ROUTER)
+        address = f"tcp://127.0.0.1:{liar.bind_to_random_port('tcp://127.0.0.1')}"
+        before = None
+        for _ in range(2):
+            socket = context.socket(zmq.DEALER)
+            dialling = Dialling(socket, address, before)
             socket.connect(address)
-            socket.send(b"hello")
-            assert other.poll(20_000), "the other side hears it"
-            other.send_multipart([b"caller", b"a lie"])
-            assert socket.poll(20_000), "and answers"
-            dialling.dropped("wire.sender")
-            assert dialling.trouble() is Trouble.NAME
+            socket.send(b"")
+            liar.send_multipart(liar.recv_multipart())
+            socket.recv()
+            if before is None:
+                dialling.dropped("wire.sender")
+            before = dialling.trouble()
+            assert before is Trouble.NAME
             dialling.close()
+            socket.close()
+        liar.close()

@@ -223,7 +223,6 @@ class Dialling:
 
     def dropped(self, code: str) -> None:
         """Note that a message was dropped, with the code of the error."""
-        self.trouble()  # what was recorded before the message came counts less
         self._trouble = Trouble.NAME if code == "wire.sender" else Trouble.DROPPED
 
     def _take(self, event: int, value: int) -> None:
@@ -239,7 +238,9 @@ class Dialling:
             if self._attempt is None:
                 self._attempt = _Attempt(self._address)
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._trouble = Trouble.MUTE
+            # The event may be read after a message that came later, and may be that of a connection that was made anew.
+            if self._trouble not in (Trouble.NAME, Trouble.DROPPED):
+                self._trouble = Trouble.MUTE
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self._trouble = Trouble.KEY
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:

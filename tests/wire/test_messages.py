@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import types
+from pathlib import Path
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -246,3 +249,49 @@ def test_an_item_list_that_was_cut_inside_an_element_is_refused(cut: int) -> Non
     packed = wire.pack_items(np.array([5, 6], np.int64), 0)
     with pytest.raises(WireError, match=r"a list of indices is cut inside an element: \d+ bytes"):
         wire.unpack_items(wire.ItemList(0, packed.ids[:-cut]))
+
+
+def test_every_field_has_a_value_in_its_sample() -> None:
+    """So each of them is encoded, decoded and attacked by the tests that use the samples."""
+    unset = [
+        f"{type(sample).__name__}.{field.name}"
+        for sample in SAMPLES.values()
+        for field in msgspec.structs.fields(type(sample))
+        if not field.required and getattr(sample, field.name) == _default(field)
+    ]
+    assert unset == []
+
+
+def _default(field: Any) -> Any:
+    return field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+
+
+RECORDED = Path(__file__).with_name("messages.txt")
+
+
+def test_a_message_does_not_change_without_notice() -> None:
+    """A peer with an older core ignores a new field, and a field that is missing has its default.
+
+    So record a new one that has a default. For any other change, give the protocol a new number, too.
+    """
+    fields = [
+        f"{name}.{field.name}{'' if field.required else '?'}: {_type(field.type)}"
+        for name, sample in SAMPLES.items()
+        for field in msgspec.structs.fields(type(sample))
+    ]
+    here = "\n".join([f"protocol {wire.PROTOCOL[1]}", *fields]) + "\n"
+    if os.environ.get("STATELINK_TEST_RECORD"):
+        RECORDED.write_text(here)
+    assert here == RECORDED.read_text(), "see this test's docstring; STATELINK_TEST_RECORD=1 records what there is"
+
+
+def _type(kind: Any) -> str:
+    """A type as a text that is the same in every Python."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _type(arguments[0])
+    if isinstance(kind, types.UnionType) or origin is Union:
+        return " | ".join(map(_type, arguments))
+    if origin is not None:
+        return f"{origin.__name__}[{', '.join(map(_type, arguments))}]"
+    return "..." if kind is ... else kind.__name__

@@ -94,6 +94,7 @@ check: $(DEV) ## Run every static check: ruff, format, mypy, import rules, priva
 	  $(wildcard adapters/*/tests) adapters/testing examples benchmarks --without tests/model --without benchmarks/fast_paths.py
 	$(BIN)/python -m tools.names core/src/statelink $(wildcard plugins/*/src/statelink_* adapters/*/src/statelink_*)
 	$(BIN)/codespell
+	@$(BIN)/python -m tools.sizes
 
 # Every test runs in one of five processes, since tests wait more than they compute; a file's tests stay in one process.
 # The long files come first, by `testpaths` and tests/conftest.py, so that no process ends with one of them. A choice of tests

@@ -1,11 +1,11 @@
 """Every benchmark of requests: prints each row, and writes all of them as JSON and as plots.
 
-    python -m benchmarks [--suite handoff rooms mixed unequal growth] [--backend tcp nixl mooncake] [--rounds 30]
-                         [--out build/bench]
+    python -m benchmarks [--suite handoff rooms mixed long_line unequal growth] [--backend tcp nixl mooncake]
+                         [--rounds 30] [--out build/bench]
 
 A row's ratios are medians over pairs that were taken in turn, with the bounds of 95 of 100 resamples. ``noise`` is the
 ratio of a thing to itself. Nothing is asserted. ``results.json`` has the rows, and what the machine is. ``ratios.svg``
-shows the ratios, and ``growth.svg`` how costs grow.
+shows the ratios, and ``growth.svg`` how costs grow. Without ``--suite``, `long_line` is left out where it cannot run.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from . import growth, handoff, mixed, plots, rooms, unequal
+from . import growth, handoff, long_line, mixed, plots, rooms, unequal
 from .busy import BUSY, intervals
+from .namespaces import missing
 from .rows import show
 
 Row = dict[str, Any]
@@ -52,6 +53,12 @@ def mixes(backend: str, rounds: int) -> Iterator[Row]:
             yield mixed.measure(backend, kind, senders, max(1, rounds // 6))
 
 
+def lines(backend: str, rounds: int) -> Iterator[Row]:
+    """Requests over long lines, beside plain streams."""
+    for line in long_line.LINES:
+        yield long_line.measure(backend, line, max(1, rounds // 6))
+
+
 def widths(backend: str, rounds: int) -> Iterator[Row]:
     """D."""
     yield unequal.measure(backend, 128, rounds, 64 << 20)
@@ -61,6 +68,7 @@ SUITES: dict[str, Callable[[str, int], Iterator[Row]]] = {
     "handoff": handoffs,
     "rooms": small,
     "mixed": mixes,
+    "long_line": lines,
     "unequal": widths,
     "growth": growth.rows,
 }
@@ -81,14 +89,18 @@ def machine() -> Row:
 def main() -> None:
     """Parse arguments, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", nargs="+", choices=SUITES, default=list(SUITES))
+    parser.add_argument("--suite", nargs="+", choices=SUITES)
     parser.add_argument("--backend", nargs="+", default=["tcp", "nixl", "mooncake"])
     parser.add_argument("--rounds", type=int, default=30, help="pairs of each ratio")
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     found: list[Row] = []
-    for suite in arguments.suite:
+    suites = arguments.suite or list(SUITES)
+    if not arguments.suite and (problem := missing()):
+        print(f"skipped: long_line: {problem}", file=sys.stderr)
+        suites.remove("long_line")
+    for suite in suites:
         for backend in arguments.backend:
             for row in SUITES[suite](backend, arguments.rounds):
                 show(row)

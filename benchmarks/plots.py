@@ -43,7 +43,9 @@ def _ratios(rows: Sequence[Row], path: Path) -> Path:
 
     found: dict[str, list[tuple[str, Ratio, Ratio | None]]] = defaultdict(list)
     for row in rows:
-        what = " ".join(str(row[key]) for key in ("workload", "backend", "busy", "switch_interval") if row.get(key))
+        what = " ".join(
+            str(row[key]) for key in ("workload", "line", "backend", "busy", "switch_interval") if row.get(key)
+        )
         for name, value in row.items():
             if isinstance(value, Ratio) and name != "noise":
                 found[name].append((what, value, row.get("noise")))

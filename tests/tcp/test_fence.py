@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,6 +95,34 @@ def test_probe_and_port() -> None:
             TcpBackend(BackendContext(options=Options(port=port), link="x"))
     with pytest.raises(BackendUnavailableError, match="localhost"):
         TcpBackend(BackendContext(options=Options(), link="x", host="localhost"))
+
+
+def congestion_controls() -> list[str]:
+    """Those of this process's connections."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(number))) as sock:
+            if sock.family is socket.AF_INET and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 0:
+                found.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode())
+    return found
+
+
+def test_a_congestion_control_is_that_of_the_data_connections_or_is_refused(here: Node) -> None:
+    allowed = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
+    refused = TcpBackend.probe(Options(congestion="nobodys"))
+    assert not refused.ok
+    assert "'nobodys'" in refused.reason
+    assert f"it allows {' '.join(allowed)}" in refused.reason
+    with pytest.raises(ConfigError, match="ASCII"):
+        Options(congestion="ä")
+    for name in allowed:
+        assert TcpBackend.probe(Options(congestion=name)).ok
+        join(here, here, congestion=name)
+        grant_all(here)
+        assert write(here, here).ok
+        assert congestion_controls() == [name, name]
+        for link in ("source", "target"):
+            here.close(link)
 
 
 # The fence: nothing lands after a revoke, whatever the sender is doing.

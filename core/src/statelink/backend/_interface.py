@@ -157,12 +157,14 @@ class Batch(NamedTuple):
         generation: Which use of the room id it is; 0 for several.
         checked: ``RegionTable.key`` of this process's table and of the peer's, if every block was checked against them.
             A backend checks the blocks against its own tables, unless these are the same. `Ends.of` does so.
+        piece: Whether it was cut off a larger batch. Batches that are whole are rather small, and may overtake it.
     """
 
     blocks: Blocks
     room: int
     generation: int
     checked: tuple[bytes, bytes] | None = None
+    piece: bool = False
 
 
 class Backend(ABC):

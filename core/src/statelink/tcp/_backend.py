@@ -45,7 +45,7 @@ from ._listener import Known, Listener, listen
 from ._raw import RawSocket
 from ._receiver import Receiver
 from ._sender import Sender
-from ._stream import MORE_THREADS
+from ._stream import MORE_CONGESTION, MORE_THREADS, why_not
 from ._streams import Receivers, Senders
 
 if TYPE_CHECKING:
@@ -167,6 +167,9 @@ class TcpBackend(Backend):
         """Whether a data port can be opened here, and whether the same-host copy works."""
         if sys.maxsize < 1 << 32:
             return Probe(ok=False, reason="this is a 32-bit process", hint="use a 64-bit Python")
+        problem = why_not(options.congestion)
+        if problem:
+            return Probe(ok=False, reason=problem, hint=MORE_CONGESTION)
         try:
             # A port of a range that is held here, for a moment, could be the last one for another rank of this host.
             listen(options.host or "127.0.0.1", Ports(0, 0) if options.ports.several else options.ports).close()

@@ -35,11 +35,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         max_pending: Most incoming connections that have not authenticated. If there are more, the oldest is dropped.
         send_buffer: Size of the kernel's send buffer; 0 lets the kernel tune it.
         receive_buffer: Size of the kernel's receive buffer; 0 lets the kernel tune it.
+        congestion: The kernel's algorithm of congestion control for the data connections, such as ``bbr``; if empty,
+            the kernel's default. It is the sender's that counts. One that the kernel does not allow is refused.
         piece_bytes: Most bytes that are moved between two checks of the grant. Smaller pieces make a revoke faster.
             Larger pieces cost less: after each, a thread waits for the interpreter.
         streams: Most connections to a peer, and from it; the smaller number of both sides counts. The first one carries
-            small batches, which then do not wait for large ones. Between two hosts, the others share the large ones;
-            on one host, there is one for them. With 1, a connection carries everything.
+            small batches, which then do not wait for large ones. Between two hosts, the others share the large ones:
+            all of them if a round trip takes 5 ms or more, or else three. On one host, there is one for large ones. With
+            1, a connection carries everything.
         copy_threads: How many threads copy a batch of ``same_host_copy`` of 4 MiB or more, or of two pieces. With 1,
             it is the receiving thread alone.
     """
@@ -55,8 +58,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_pending: int = 32
     send_buffer: int = 0
     receive_buffer: int = 0
+    congestion: str = ""
     piece_bytes: int = 8 << 20
-    streams: int = 4
+    streams: int = 8
     copy_threads: int = 2
 
     def __post_init__(self) -> None:
@@ -69,6 +73,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             Ports.read(self.port)
         except ValueError as error:
             raise _wrong("port", self.port, str(error)) from error
+        if not self.congestion.isascii():
+            raise _wrong("congestion", self.congestion, "the kernel's names have ASCII letters alone")
         for name in ("connect_timeout", "handshake_timeout"):
             if not 0 < getattr(self, name) < 1e6:
                 raise _wrong(name, getattr(self, name), "it has to be a positive number of seconds")

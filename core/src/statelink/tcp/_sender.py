@@ -58,6 +58,9 @@ class Sender:
         options: The backend's options.
         lingering: Takes connections whose receivers have not confirmed that they stopped.
         loop: The control thread of the link, if there is one.
+
+    Attributes:
+        round_trip: Seconds of a round trip when the last connection was made; 0 before the first one.
     """
 
     def __init__(
@@ -103,6 +106,7 @@ class Sender:
         """Whether it left replies to the thread, which held the turn."""
         self._known = False
         """Whether there has been a connection. The thread sets it, and any thread reads it."""
+        self.round_trip = 0.0
         self._dialled = threading.Event()
         """Set once the first connection was made or given up; `find_out` waits for it."""
         self._wanted = False
@@ -297,6 +301,7 @@ class Sender:
             with self._turn:
                 self._stream, self._open = stream, True
                 self._mode, self._known = Mode.COPY if near else Mode.SEND, True
+                self.round_trip = stream.round_trip()
                 self._replies.clear()
                 self._trouble, self._missed = None, False
                 if near and self._loop is not None:

@@ -6,8 +6,10 @@ import contextlib
 import math
 import select
 import socket
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statelink.backend import close_in_children
@@ -18,11 +20,27 @@ if TYPE_CHECKING:
     from ._iovec import Vectors
     from ._options import Options
 
-__all__ = ["MORE_THREADS", "POLLIN", "POLLOUT", "Interrupted", "Lost", "Stream", "Waker", "prepare"]
+__all__ = [
+    "MORE_CONGESTION",
+    "MORE_THREADS",
+    "POLLIN",
+    "POLLOUT",
+    "Interrupted",
+    "Lost",
+    "Stream",
+    "Waker",
+    "prepare",
+    "why_not",
+]
 
 POLLIN, POLLOUT = select.POLLIN, select.POLLOUT
 MORE_THREADS = "raise the limit of threads (ulimit -u, pids.max of the container), or look for what starts so many"
 """The hint where the system refuses to start a thread."""
+ROUND_TRIP_AT = 68
+"""Where ``tcpi_rtt`` is in ``struct tcp_info``: microseconds, in four bytes."""
+ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+MORE_CONGESTION = f"load the module tcp_<name>, and add the name to {ALLOWED}"
+"""The hint where the kernel does not allow a congestion control."""
 _HUNG_UP = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
 
 
@@ -200,6 +218,13 @@ class Stream:
                 self.wait(POLLOUT, deadline)
             sent += more
 
+    def round_trip(self) -> float:
+        """Seconds of a round trip, as the kernel has measured it; 0 if it does not say."""
+        if not hasattr(socket, "TCP_INFO"):
+            return 0.0
+        found = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, ROUND_TRIP_AT + 4)
+        return float(int.from_bytes(found[ROUND_TRIP_AT:], sys.byteorder)) / 1e6
+
     def hung_up(self) -> bool:
         """Whether the peer has closed its end, even if there is still something to receive."""
         return _iovec.happened(self._fd, _HUNG_UP)
@@ -234,6 +259,28 @@ def prepare(sock: socket.socket, options: Options) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, options.send_buffer)
     if options.receive_buffer:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, options.receive_buffer)
+    if options.congestion:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, options.congestion.encode())
+
+
+def why_not(congestion: str) -> str:
+    """Why sockets cannot have this congestion control; empty if they can."""
+    if not congestion:
+        return ""
+    if not hasattr(socket, "TCP_CONGESTION"):
+        return f"this system does not let a socket choose its congestion control, {congestion!r}"
+    try:
+        with socket.socket() as sock:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
+    except OSError as error:
+        try:
+            allowed = ALLOWED.read_text().strip()
+        except OSError:
+            allowed = "no others that could be listed"
+        return (
+            f"the kernel does not allow the congestion control {congestion!r} ({error.strerror}); it allows {allowed}"
+        )
+    return ""
 
 
 def _lost(error: OSError) -> Lost:

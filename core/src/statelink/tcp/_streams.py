@@ -23,13 +23,18 @@ log = logger("statelink.tcp")
 
 SMALL_BYTES = 2 << 20
 """Most bytes of a batch that the first connection carries, where there are others."""
+LONG_SECONDS = 5e-3
+"""From this round trip on, a line is long: a connection fills little of it."""
+FEW = 4
+"""Most connections over another line: more of them only cost threads."""
 
 
 class Senders:
     """Moves batches to one peer over as many connections as both sides take.
 
-    On the first one, a small batch waits for other small ones alone. A large batch goes where the fewest wait. Each
-    connection is made for the first batch that it carries.
+    On the first one, a small batch waits for other small ones alone. A large batch, or a piece of one, goes where the
+    fewest wait. Another connection is made while something waits on all of them, and batches wait for it only as long
+    as there is none.
 
     Args:
         make: Makes the sender of a connection, given its number. Raises `OSError` if the process has no file
@@ -65,12 +70,27 @@ class Senders:
 
     def submit(self, batch: Batch, nbytes: int) -> Write:
         """Send a batch of so many bytes, or queue it. See `Sender.submit`."""
-        if nbytes <= SMALL_BYTES or self._most == 1:
+        if self._most == 1 or (nbytes <= SMALL_BYTES and not batch.piece):
             return self._all[0].submit(batch)
-        sender = min(self._all[1:], key=_waiting, default=None)
-        if (sender is None or _waiting(sender)) and len(self._all) < self._most:
-            sender = self._another() or sender
-        return (sender or self._all[0]).submit(batch)
+        return self._for_large().submit(batch)
+
+    def _for_large(self) -> Sender:
+        """The connection for a large batch."""
+        known = [each for each in self._all[1:] if each.transport]
+        best = min(known or self._all[1:], key=_waiting, default=None)
+        if (best is None or _waiting(best)) and len(self._all) < self._number:
+            another = self._another()
+            if another is not None and not known:
+                return another
+            if another is not None:
+                another.want()
+        return best or self._all[0]
+
+    @property
+    def _number(self) -> int:
+        """How many connections pay over this line."""
+        long = any(each.round_trip >= LONG_SECONDS for each in self._all)
+        return self._most if long else min(self._most, FEW)
 
     def _another(self) -> Sender | None:
         """One more sender; ``None`` if there cannot be one."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from statelink.backend import Batch, SubmitMode, Transfer
 from statelink.link.runtime import Until, submit_together
 
-from ._pace import Pace
+from ._pace import Began, Pace
 from ._pushes import Waiting
 
 if TYPE_CHECKING:
@@ -45,9 +45,12 @@ class Flight:
         lists: The deliveries whose blocks it has. Those that have ended were taken out.
         nbytes: Its bytes.
         since: When it was submitted.
+        began: What `Pace.began` gave for it.
     """
 
-    __slots__ = ("lists", "nbytes", "since", "transfer")
+    __slots__ = ("began", "lists", "nbytes", "since", "transfer")
+
+    began: Began
 
     def __init__(self, transfer: Transfer, lists: list[Pushes], nbytes: int, since: float) -> None:
         self.transfer = transfer
@@ -308,7 +311,7 @@ class Line:
         now = self._progress = self._now()
         self._nap = FIRST_NAP
         waited = bool(self._turns)
-        self._pace.ended([(flight.nbytes, flight.since) for flight in landed], now, waited=waited)
+        self._pace.ended([(flight.nbytes, flight.since, flight.began) for flight in landed], now, waited=waited)
         if waited and not self._flights:
             self._pace.ran_dry()
         for flight in landed:
@@ -403,7 +406,7 @@ class Line:
         if moved:
             self._pace.ended_at_once(moved, since, now)
         for flight in flights:
-            self._pace.began(flight.nbytes)
+            flight.began = self._pace.began(flight.nbytes)
             self._flights[flight] = None
             for pushes in flight.lists:
                 pushes.flights += 1

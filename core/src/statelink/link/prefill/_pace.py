@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
-__all__ = ["Pace"]
+__all__ = ["Began", "Pace"]
 
 QUEUE_SECONDS = 3e-3
 """For so long, what comes later may wait in the library for what is under way."""
@@ -14,22 +15,36 @@ ALONE = 3
 begins."""
 LEAST_BYTES = 256 << 10
 """Least bytes of a batch."""
-FIRST_BYTES = 2 << 20
+FIRST_BYTES = 1 << 20
 """Bytes of a batch as long as nothing is known of the peer."""
+FIRST_WINDOW = 16 << 20
+"""Bytes that are under way as long as nothing is known of the peer: a line of 1 Gbit/s and 100 ms holds 12."""
 MOST_BYTES = 256 << 20
 """Most bytes that are under way: 300 ms of 7 Gbit/s."""
+AHEAD = 1.5
+"""So many times as much as a line holds is under way, so that the library always has something to send."""
 BATCHES = 2
 """Batches that are under way at least: while one moves, the next one waits in the library."""
 MOST_BATCHES = 16
 """Batches that are under way at most, where threads are late."""
 FORGIVEN = 63 / 64
 """How much of the additional batches is left after one that was not late."""
-JITTER = 1 / 8
-"""By so much of a peer's least latency, the latency changes without a queue."""
 MEMORY = 7 / 8
 """How much the rate so far counts beside one more batch."""
 LATENCY_SECONDS = 5.0
 """For so long, the least latency counts."""
+
+
+class Began(NamedTuple):
+    """What was there when a transfer began.
+
+    Attributes:
+        ended: Bytes of transfers that had ended.
+        alone: Whether no other one was under way.
+    """
+
+    ended: int
+    alone: bool
 
 
 class Pace:
@@ -39,8 +54,9 @@ class Pace:
     More batches are under way after the library had nothing left to do while more waited here: then a thread of this
     process or of the peer's is late now and then, as beside an engine that computes.
 
-    On a long line, far more must be under way. If a transfer took little longer than the fastest of the last seconds,
-    nothing waits in the line, and more may be under way, until the line is full. If it took longer, less may be.
+    On a long line, far more must be under way: `AHEAD` times what was moved in the least time that a transfer takes,
+    which is the time of one with nothing before it. So the window grows until the library never runs dry, and no
+    further: transfers that wait in the library take longer, and show no higher rate.
 
     A transfer that ends inside ``submit`` was never under way.
 
@@ -59,11 +75,15 @@ class Pace:
         """Transfers that are kept free for small pushes."""
         self.batch_bytes = min(FIRST_BYTES, most)
         self._batches = float(BATCHES)
-        self._window = self._long = 0
-        """Bytes that may be under way, and those of a long line."""
+        self._line = FIRST_WINDOW if transfers > 1 else 0
+        """Bytes that may be under way on a long line."""
+        self._window = 0
+        """Bytes that may be under way."""
         self._set_window()
         self._flying = 0
         self._flights = 0
+        self._ended = 0
+        """Bytes of transfers that have ended."""
         self._bytes = self._seconds = 0.0
         """Bytes that were moved, and how long that took. Earlier ones count less."""
         self._last = 0.0
@@ -71,7 +91,7 @@ class Pace:
         self._least = math.inf
         """The least latency since about `LATENCY_SECONDS`, in seconds."""
         self._coming = math.inf
-        """The least latency since `_turned`, which is the next `_least`."""
+        """The least latency since `_turned` of a transfer with nothing before it. It is the next `_least`."""
         self._turned = 0.0
 
     def piece(self, left: int) -> int:
@@ -86,10 +106,12 @@ class Pace:
         """Whether a small push may go, beside what others have under way."""
         return self._flights < self._transfers and self._flying < 2 * self._window
 
-    def began(self, nbytes: int) -> None:
+    def began(self, nbytes: int) -> Began:
         """A transfer is under way."""
+        begins = Began(self._ended, not self._flights)
         self._flying += nbytes
         self._flights += 1
+        return begins
 
     def forgotten(self, nbytes: int) -> None:
         """Nobody looks at a transfer any more that was under way."""
@@ -102,33 +124,35 @@ class Pace:
         self._last = now
         self._cut()
 
-    def ended(self, flights: Sequence[tuple[int, float]], now: float, *, waited: bool) -> None:
+    def ended(self, flights: Sequence[tuple[int, float, Began]], now: float, *, waited: bool) -> None:
         """Transfers have ended that were under way.
 
         Args:
-            flights: The bytes of each, and when it was submitted.
+            flights: The bytes of each, when it was submitted, and what `began` gave for it.
             now: When that was seen.
             waited: Whether more could have been under way.
         """
-        total = sum(nbytes for nbytes, _ in flights)
-        self._measure(total, now - max(min(since for _, since in flights), self._last))
+        total = sum(nbytes for nbytes, _, _ in flights)
+        first = min(since for _, since, _ in flights)
+        if first <= self._last or self._least <= QUEUE_SECONDS:  # else most of the time is the line's, not the bytes'
+            self._measure(total, now - max(first, self._last))
         self._last = now
-        for nbytes, since in flights:
+        self._ended += total
+        for nbytes, since, begins in flights:
             self._flying -= nbytes
             self._flights -= 1
-            self._note(now - since, now)
+            self._note(now - since, now, alone=begins.alone)
             self._batches = max(self._batches * FORGIVEN, BATCHES)
-            if waited and self._least > QUEUE_SECONDS:
-                self._grow(nbytes, now - since)
+            self._fill(nbytes, self._ended - begins.ended, now - since, waited=waited)
         self._cut()
 
-    def _grow(self, nbytes: int, latency: float) -> None:
-        """Let more be under way, or less, after a transfer that took so long."""
-        full = self._least * (1 + JITTER) + QUEUE_SECONDS
-        if latency <= full:
-            self._long = min(max(self._long, self._window) + nbytes, MOST_BYTES)
-        else:
-            self._long -= int(nbytes * min(1.0, latency / full - 1) / 2)
+    def _fill(self, nbytes: int, moved: int, latency: float, *, waited: bool) -> None:
+        """Let as much be under way as fills the line, after a transfer, in whose time so much was moved."""
+        found = min(int(AHEAD * moved * self._least / latency), MOST_BYTES) if latency > 0 else 0
+        if found > self._line:
+            self._line = found
+        elif waited:  # else there was not more to move
+            self._line -= int((self._line - found) * min(1.0, nbytes / max(1, AHEAD * self._line)))
 
     def ran_dry(self) -> None:
         """Nothing is under way any more, although more could have been."""
@@ -141,18 +165,20 @@ class Pace:
             self._bytes = MEMORY * self._bytes + nbytes
             self._seconds = MEMORY * self._seconds + took
 
-    def _note(self, latency: float, now: float) -> None:
-        if now - self._turned > LATENCY_SECONDS / 2:
+    def _note(self, latency: float, now: float, *, alone: bool) -> None:
+        """Note how long a transfer took. One that waited for others cannot show that the line has become longer."""
+        if now - self._turned > LATENCY_SECONDS / 2 and self._coming < math.inf:
             self._least, self._coming, self._turned = self._coming, math.inf, now
-        self._coming = min(self._coming, latency)
+        if alone:
+            self._coming = min(self._coming, latency)
         self._least = min(self._least, latency)
 
     def _cut(self) -> None:
         """Set the bytes of a batch to those of `QUEUE_SECONDS`."""
         seconds = QUEUE_SECONDS if self._transfers > 1 else ALONE * QUEUE_SECONDS
         nbytes = int(self._bytes / self._seconds * seconds) if self._seconds > 0 else FIRST_BYTES
-        self.batch_bytes = min(max(nbytes, LEAST_BYTES, self._long // MOST_BATCHES), self._most)
+        self.batch_bytes = min(max(nbytes, LEAST_BYTES, self._line // self._transfers), self._most)
         self._set_window()
 
     def _set_window(self) -> None:
-        self._window = max(int(self._batches * self.batch_bytes), self._long)
+        self._window = max(int(self._batches * self.batch_bytes), self._line)

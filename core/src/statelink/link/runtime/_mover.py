@@ -108,7 +108,7 @@ def move(
                 if cutter is None and (size < left or len(part.nbytes) > limits.max_blocks):
                     cutter = Cutter(part.narrow(size), limits.max_blocks)
                 taken = part if cutter is None else cutter.take(size)
-                transfer = yield Batch(taken, room, generation, checked)
+                transfer = yield Batch(taken, room, generation, checked, taken is not part)
                 if transfer is None:
                     return Moving(nbytes, blocks, reason, pending=tuple(running))
                 running.append(transfer)

@@ -84,6 +84,17 @@ def test_what_waits_in_front_of_a_line_is_bounded(rtt: float, rate: float) -> No
     assert line.most <= 2.5 * rtt * rate + max(4 * MIB, 20e-3 * rate)
 
 
+@pytest.mark.parametrize(("rtt", "rate"), [(rtt, rate) for rtt, rate in LINES if rate < 1e9])
+def test_one_transfer_at_a_time_fills_most_of_a_line(rtt: float, rate: float) -> None:
+    pace, now, left = Pace(64 * MIB, 1), 100.0, 1024 * MIB
+    while left:
+        nbytes, since = pace.piece(left), now
+        now += rtt + nbytes / rate
+        pace.ended_at_once(nbytes, since, now)
+        left -= nbytes
+    assert now - 100.0 <= 2 * 1024 * MIB / rate
+
+
 @pytest.mark.parametrize("nbytes", [8 * MIB, 16 * MIB])
 def test_a_first_request_is_under_way_at_once(nbytes: int) -> None:
     line = Line(0.1, 125e6)

@@ -41,8 +41,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             Larger pieces cost less: after each, a thread waits for the interpreter.
         streams: Most connections to a peer, and from it; the smaller number of both sides counts. The first one carries
             small batches, which then do not wait for large ones. Between two hosts, the others share the large ones:
-            all of them if a round trip takes 5 ms or more, or else three. On one host, there is one for large ones. With
-            1, a connection carries everything.
+            all of them if a round trip takes 5 ms or more, or else three. On one host, there is one for large ones.
+            With 1, a connection carries everything.
         copy_threads: How many threads copy a batch of ``same_host_copy`` of 4 MiB or more, or of two pieces. With 1,
             it is the receiving thread alone.
     """

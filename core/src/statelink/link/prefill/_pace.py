@@ -12,7 +12,7 @@ QUEUE_SECONDS = 3e-3
 """For so long, what comes later may wait in the library for what is under way."""
 ALONE = 3
 """So many times as long a batch takes where only one transfer is under way at a time, since it ends before the next one
-begins."""
+begins. On a long line, it is so many times the least latency."""
 LEAST_BYTES = 256 << 10
 """Least bytes of a batch."""
 FIRST_BYTES = 1 << 20
@@ -31,8 +31,9 @@ FORGIVEN = 63 / 64
 """How much of the additional batches is left after one that was not late."""
 MEMORY = 7 / 8
 """How much the rate so far counts beside one more batch."""
-LATENCY_SECONDS = 5.0
-"""For so long, the least latency counts."""
+WITNESSES = 8
+"""Only so many transfers with nothing before them can show that a line has become longer. A connection may be slow now
+and then."""
 
 
 class Began(NamedTuple):
@@ -89,10 +90,9 @@ class Pace:
         self._last = 0.0
         """When a transfer last ended."""
         self._least = math.inf
-        """The least latency since about `LATENCY_SECONDS`, in seconds."""
-        self._coming = math.inf
-        """The least latency since `_turned` of a transfer with nothing before it. It is the next `_least`."""
-        self._turned = 0.0
+        """The least latency of the last transfers, in seconds."""
+        self._coming, self._witnesses = math.inf, 0
+        """The least latency of the last transfers with nothing before them, and how many they are."""
 
     def piece(self, left: int) -> int:
         """How many of the bytes that are left of something the next batch may have. A small rest is not cut off."""
@@ -120,6 +120,7 @@ class Pace:
 
     def ended_at_once(self, nbytes: int, since: float, now: float) -> None:
         """A transfer has ended inside ``submit``."""
+        self._note(now - since, alone=False)  # a full batch takes longer than the line
         self._measure(nbytes, now - max(since, self._last))
         self._last = now
         self._cut()
@@ -141,7 +142,7 @@ class Pace:
         for nbytes, since, begins in flights:
             self._flying -= nbytes
             self._flights -= 1
-            self._note(now - since, now, alone=begins.alone)
+            self._note(now - since, alone=begins.alone)
             self._batches = max(self._batches * FORGIVEN, BATCHES)
             self._fill(nbytes, self._ended - begins.ended, now - since, waited=waited)
         self._cut()
@@ -165,17 +166,20 @@ class Pace:
             self._bytes = MEMORY * self._bytes + nbytes
             self._seconds = MEMORY * self._seconds + took
 
-    def _note(self, latency: float, now: float, *, alone: bool) -> None:
+    def _note(self, latency: float, *, alone: bool) -> None:
         """Note how long a transfer took. One that waited for others cannot show that the line has become longer."""
-        if now - self._turned > LATENCY_SECONDS / 2 and self._coming < math.inf:
-            self._least, self._coming, self._turned = self._coming, math.inf, now
         if alone:
             self._coming = min(self._coming, latency)
+            self._witnesses += 1
+            if self._witnesses == WITNESSES:
+                self._least, self._coming, self._witnesses = self._coming, math.inf, 0
         self._least = min(self._least, latency)
 
     def _cut(self) -> None:
         """Set the bytes of a batch to those of `QUEUE_SECONDS`."""
-        seconds = QUEUE_SECONDS if self._transfers > 1 else ALONE * QUEUE_SECONDS
+        seconds = QUEUE_SECONDS
+        if self._transfers == 1:
+            seconds = ALONE * (max(seconds, self._least) if self._least < math.inf else seconds)
         nbytes = int(self._bytes / self._seconds * seconds) if self._seconds > 0 else FIRST_BYTES
         self.batch_bytes = min(max(nbytes, LEAST_BYTES, self._line // self._transfers), self._most)
         self._set_window()

@@ -27,14 +27,17 @@ LONG_SECONDS = 5e-3
 """From this round trip on, a line is long: a connection fills little of it."""
 FEW = 4
 """Most connections over another line: more of them only cost threads."""
+ENOUGH = 4
+"""So many batches wait on one connection of a long line before the next one is used. The kernel learns only from what
+it sends how fast it may, so a request of some MiB is faster over few connections than over many."""
 
 
 class Senders:
     """Moves batches to one peer over as many connections as both sides take.
 
-    On the first one, a small batch waits for other small ones alone. A large batch, or a piece of one, goes where the
-    fewest wait. Another connection is made while something waits on all of them, and batches wait for it only as long
-    as there is none.
+    On the first one, a small batch waits for other small ones alone. A large batch, or a piece of one, goes to the first
+    of the others on which few wait, or where the fewest do. Another connection is made while enough wait on all of them,
+    and batches wait for it only as long as there is none.
 
     Args:
         make: Makes the sender of a connection, given its number. Raises `OSError` if the process has no file
@@ -76,21 +79,22 @@ class Senders:
 
     def _for_large(self) -> Sender:
         """The connection for a large batch."""
+        long = any(each.round_trip >= LONG_SECONDS for each in self._all)
+        number, enough = (self._most, ENOUGH) if long else (min(self._most, FEW), 1)
         known = [each for each in self._all[1:] if each.transport]
-        best = min(known or self._all[1:], key=_waiting, default=None)
-        if (best is None or _waiting(best)) and len(self._all) < self._number:
+        best: Sender | None = None
+        for each in known or self._all[1:]:
+            if each.waiting < enough:
+                return each
+            if best is None or each.waiting < best.waiting:
+                best = each
+        if len(self._all) < number:
             another = self._another()
             if another is not None and not known:
                 return another
             if another is not None:
                 another.want()
         return best or self._all[0]
-
-    @property
-    def _number(self) -> int:
-        """How many connections pay over this line."""
-        long = any(each.round_trip >= LONG_SECONDS for each in self._all)
-        return self._most if long else min(self._most, FEW)
 
     def _another(self) -> Sender | None:
         """One more sender; ``None`` if there cannot be one."""
@@ -117,10 +121,6 @@ class Senders:
         """See `Sender.join`."""
         for sender in self._all:
             sender.join()
-
-
-def _waiting(sender: Sender) -> int:
-    return sender.waiting
 
 
 class Receivers:

@@ -27,7 +27,7 @@ LONG_SECONDS = 5e-3
 """From this round trip on, a line is long: a connection fills little of it."""
 FEW = 4
 """Most connections over another line: more of them only cost threads."""
-ENOUGH = 4
+ENOUGH = 3
 """So many batches wait on one connection of a long line before the next one is used. The kernel learns only from what
 it sends how fast it may, so a request of some MiB is faster over few connections than over many."""
 

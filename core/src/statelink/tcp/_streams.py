@@ -35,8 +35,8 @@ it sends how fast it may, so a request of some MiB is faster over few connection
 class Senders:
     """Moves batches to one peer over as many connections as both sides take.
 
-    On the first one, a small batch waits for other small ones alone. A large batch, or a piece of one, goes to the first
-    of the others on which few wait, or where the fewest do. Another connection is made while enough wait on all of them,
+    On the first one, a small batch waits for other small ones alone. A large batch, or a piece of one, goes to the
+    first of the others on which few wait, or where the fewest do. Another connection is made while enough wait on all,
     and batches wait for it only as long as there is none.
 
     Args:

@@ -63,15 +63,22 @@ def missing() -> str:
 
 @contextlib.contextmanager
 def _spaces() -> Iterator[None]:
-    """Two network namespaces without a connection."""
-    try:
-        for name, _ in SPACES.values():
-            run("ip", "netns", "add", name)
-            run("ip", "-n", name, "link", "set", "lo", "up")
-        yield
-    finally:
+    """Two network namespaces without a connection. Waits while another process has them."""
+
+    def delete() -> None:
         for name, _ in SPACES.values():
             subprocess.run(["ip", "netns", "del", name], check=False, stderr=subprocess.DEVNULL)
+
+    with open(os.path.join(tempfile.gettempdir(), "statelink-bench-namespaces"), "w") as one_at_a_time:
+        fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
+        delete()  # those of a process that was killed
+        try:
+            for name, _ in SPACES.values():
+                run("ip", "netns", "add", name)
+                run("ip", "-n", name, "link", "set", "lo", "up")
+            yield
+        finally:
+            delete()
 
 
 @contextlib.contextmanager

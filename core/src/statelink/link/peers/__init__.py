@@ -14,7 +14,7 @@ from ._process import Witness, this_process
 from ._reader import MAX_WAITING, HandshakeReader, HeldHellos
 from ._rendezvous import Explaining, Naming, Peer, Rendezvous, StaticRendezvous, find_siblings
 from ._states import DECODE_RANK, INSTANCE, InstanceEvent, InstanceState, RankEvent, RankState
-from ._transport import Carrier, check_transport, known_transport, transport_of
+from ._transport import Carrier, check_transport, known_transport, tells_transport, transport_of
 
 __all__ = [
     "DECODE_RANK",
@@ -42,6 +42,7 @@ __all__ = [
     "find_siblings",
     "is_sibling",
     "known_transport",
+    "tells_transport",
     "this_process",
     "transport_of",
 ]

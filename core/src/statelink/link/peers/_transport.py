@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from statelink.backend import Backend
 
-__all__ = ["Carrier", "check_transport", "known_transport", "transport_of"]
+__all__ = ["Carrier", "check_transport", "known_transport", "tells_transport", "transport_of"]
 
 log = logger("statelink.link")
 
@@ -38,14 +38,14 @@ class Carrier(NamedTuple):
 
 
 @functools.cache
-def _tells(backend: type[Backend]) -> bool:
+def tells_transport(backend: type[Backend]) -> bool:
     """Whether backends of a class tell their transport. Kept, since a check against a protocol takes long."""
     return issubclass(backend, Transports)
 
 
 def transport_of(backend: Backend, peer: str) -> Carrier:
     """The transport that carries the bytes to a peer. Any thread."""
-    if not _tells(type(backend)):
+    if not tells_transport(type(backend)):
         return Carrier(UNKNOWN)
     telling: Any = backend
     try:

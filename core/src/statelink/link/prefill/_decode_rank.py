@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from statelink.backend import UNKNOWN, RegionTable
 from statelink.link._diagnostics import PeerInfo
-from statelink.link.peers import DECODE_RANK, Carrier, RankEvent, RankState, transport_of
+from statelink.link.peers import DECODE_RANK, Carrier, RankEvent, RankState, tells_transport, transport_of
 
 if TYPE_CHECKING:
     from statelink import wire
@@ -79,6 +79,10 @@ class DecodeRank:
         connection = self.connection
         made = connection is not None and connection.made
         return transport_of(self._backend, self.name) if made else Carrier(UNKNOWN)
+
+    def finds_out(self) -> bool:
+        """Whether the backend tells the transport, and does not know it yet. Any thread."""
+        return self.transport() == UNKNOWN and tells_transport(type(self._backend))
 
     def step(self, event: RankEvent) -> bool:
         """Take the step that an event leads to. Returns whether the table has one for the present state."""

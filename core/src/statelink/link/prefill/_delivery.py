@@ -50,6 +50,7 @@ class Delivery:
         request: Its request.
         arrived: Pushes that are visible at the destination while the room goes on. They end in their order.
         finished: Whether `wire.Finished` was made. This may be before the last push has ended.
+        ended: Whether the last push has ended.
         received: Whether the destination said that it has everything from every prefill rank.
         drained: Whether `wire.Drained` was made: the destination is told that nothing is in flight to it.
         in_flight: What of it is in flight.
@@ -69,6 +70,7 @@ class Delivery:
         self.request = request
         self.arrived = 0
         self.finished = False
+        self.ended = False
         self.received = False
         self.drained = False
         self.in_flight = DeliveryInFlight(context.loop, context.workers, rank)
@@ -248,7 +250,7 @@ class Delivery:
     def waits_for(self) -> str:
         """What the room still waits for from this destination; empty where there is nothing. Any thread."""
         rank = self.rank.handshake.inventory.rank
-        if not self.finished or self.in_flight.running:
+        if not self.ended:
             return f"the transfer to rank {rank}"
         return "" if self.received else f"the acknowledgement of rank {rank}"
 

@@ -236,7 +236,8 @@ class SendingState(RoomState):
     def _moved_push(self, delivery: Delivery, pushed: PushResult) -> None:
         """A push is visible at a destination, or failed; or a last one is landing there. Control thread."""
         if pushed.landing:
-            if self.status is Status.TRANSFERRING:
+            # Decode learns from this message which transport carries the bytes.
+            if self.status is Status.TRANSFERRING and not delivery.rank.finds_out():
                 self._finish(delivery, pushed)
             return
         self._budget.count(-1)
@@ -260,7 +261,8 @@ class SendingState(RoomState):
                 self._chunks += 1
             delivery.arrived += 1
             self.settled = min(each.arrived for each in self._deliveries.values())
-            if not pushed.push.last:
+            delivery.ended = pushed.push.last
+            if not delivery.ended:
                 self._ranks.send(delivery.chunk(pushed))
             elif not delivery.finished:
                 self._finish(delivery, pushed)
@@ -285,7 +287,7 @@ class SendingState(RoomState):
     def _maybe_succeed(self) -> None:
         """Succeed, if every destination has everything, and this side has seen the end of each transfer."""
         for each in self._deliveries.values():
-            if not each.received or each.in_flight.running:
+            if not each.received or not each.ended:
                 return
         self.step(Status.SUCCEEDED)
         self.update_memory()

@@ -47,7 +47,11 @@ PAGE, HEADS, DIM, LAYERS = 16, 8, 64, 32
 MIB = 1 << 20
 IDLE = 1.0
 """Seconds without a byte before each time. TCP takes a stream for idle after its time-out, which is less."""
-OPTIONS = {"tcp": {"same_host_copy": False}, "mooncake": {"protocol": "tcp"}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "tcp": {"same_host_copy": False},
+    "nixl": {"ucx": {"TLS": "tcp"}},
+    "mooncake": {"protocol": "tcp"},
+}
 """With these, a backend uses the line, although both ends are on one machine."""
 PINGS = 20
 PATIENCE = 120.0

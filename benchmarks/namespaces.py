@@ -21,7 +21,8 @@ __all__ = ["SPACES", "Line", "enter", "joined", "missing", "namespaces", "run"]
 
 SPACES = {"prefill": ("statelink-bench-p", "10.88.7.1"), "decode": ("statelink-bench-d", "10.88.7.2")}
 """Role to the name of its namespace and its address there."""
-CLONE_NEWNET = 0x40000000
+CLONE_NEWNET, CLONE_NEWNS = 0x40000000, 0x00020000
+MS_REC, MS_SLAVE, MNT_DETACH = 0x4000, 0x80000, 2
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 1, 0x1000
 MOST_BYTES = 9000
 """Most bytes of a packet on a long line."""
@@ -137,7 +138,17 @@ def _device(role: str) -> int:
 
 
 def enter(role: str) -> None:
-    """Let this thread, and what it starts from here on, use the network of a role."""
+    """Let this thread, and what it starts from here on, use the network of a role.
+
+    It also sees the devices of that network in ``/sys``, where UCX looks for them.
+    """
     with open(f"/run/netns/{SPACES[role][0]}", "rb") as space:
-        if libc.setns(space.fileno(), CLONE_NEWNET):
-            raise OSError(f"a namespace cannot be entered: errno {ctypes.get_errno()}")
+        done = (
+            libc.setns(space.fileno(), CLONE_NEWNET) == 0
+            and libc.unshare(CLONE_NEWNS) == 0
+            and libc.mount(b"none", b"/", None, MS_REC | MS_SLAVE, None) == 0
+            and libc.umount2(b"/sys", MNT_DETACH) == 0
+            and libc.mount(b"sysfs", b"/sys", b"sysfs", 0, None) == 0
+        )
+    if not done:
+        raise OSError(f"a namespace cannot be entered: errno {ctypes.get_errno()}")

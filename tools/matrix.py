@@ -23,7 +23,7 @@ RANK = {"real": 2, "simulator": 1, "not run": 0}
 
 def backends() -> list[str]:
     """The columns: every backend of this repository."""
-    known = json.loads((ROOT / "core/src/statelink/registry/known.json").read_text())
+    known = json.loads((ROOT / "core/src/statelink/registry/known.json").read_text())["statelink.backends"]
     first = ["tcp", "nixl", "mooncake"]
     return [*first, *(name for name in known if name not in first)]
 

@@ -1,4 +1,4 @@
-"""Finds plugins and loads backends by name.
+"""Finds plugins, and loads backends and other classes by name.
 
 Listing backends reads package metadata and imports nothing. Only the backend that is loaded is imported.
 """
@@ -15,6 +15,7 @@ from ._backends import (
     load_backend,
     probed,
 )
+from ._named import load_named
 from ._plugins import plugin_failures, plugin_manager
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "known_packages",
     "list_backends",
     "load_backend",
+    "load_named",
     "plugin_failures",
     "plugin_manager",
     "probed",

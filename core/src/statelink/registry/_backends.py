@@ -32,6 +32,7 @@ __all__ = [
     "known_packages",
     "list_backends",
     "load_backend",
+    "missing_hint",
     "probed",
 ]
 
@@ -71,7 +72,11 @@ def list_backends() -> list[Listed]:
 
 def hidden_backends() -> list[str]:
     """Names of installed backends that ``STATELINK_PLUGINS`` leaves out, sorted. Imports nothing."""
-    return sorted(point.name for point, name, _ in entry_points(GROUP, every=True) if not _allowed(name))
+    return sorted(_hidden(GROUP))
+
+
+def _hidden(group: str) -> list[str]:
+    return [point.name for point, name, _ in entry_points(group, every=True) if not _allowed(name)]
 
 
 def entry_points(group: str, *, every: bool = False) -> Iterator[tuple[importlib.metadata.EntryPoint, str, str]]:
@@ -246,23 +251,33 @@ def _check_strategies(who: str, loaded: type[Backend]) -> None:
 
 def _unknown(name: str) -> UnknownBackendError:
     installed = sorted({each.name for each in list_backends()})
-    distribution = known_packages().get(name)
-    if distribution is not None:
-        hint = "; ".join(filter(None, (install_hint(distribution), _data("notes.json").get(distribution))))
-        if os.environ.get("STATELINK_PLUGINS") is not None and _is_installed(distribution):
-            hint = f"add {distribution} to the environment variable STATELINK_PLUGINS"
-    else:
-        hint = did_you_mean(name, {*installed, *known_packages()}, "see 'statelink backends'")
-        guessed = f"statelink-{normalized(name)}"
-        if _is_installed(guessed):
-            hint = f"the package {guessed} is installed, and has no entry point {name!r} in that group"
-            if name in hidden_backends():
-                hint = f"add {guessed} to the environment variable STATELINK_PLUGINS"
     return UnknownBackendError(
         f"no backend named {name!r} in group {GROUP!r} (installed: {', '.join(installed) or 'none'})",
-        hint=hint,
-        code="backend.not_installed" if distribution is not None else "backend.unknown",
+        hint=missing_hint(GROUP, name, "see 'statelink backends'"),
+        code="backend.not_installed" if name in known_packages(GROUP) else "backend.unknown",
     )
+
+
+def missing_hint(group: str, name: str, otherwise: str = "") -> str:
+    """A hint for a name of which no package brings an entry point: what to install or to allow, or a name that is near.
+
+    Args:
+        group: The group of entry points.
+        name: The name.
+        otherwise: The hint if nothing is known.
+    """
+    known = known_packages(group)
+    distribution = known.get(name)
+    if distribution is not None:
+        if os.environ.get("STATELINK_PLUGINS") is not None and _is_installed(distribution):
+            return f"add {distribution} to the environment variable STATELINK_PLUGINS"
+        return "; ".join(filter(None, (install_hint(distribution), _data("notes.json").get(distribution))))
+    guessed = f"statelink-{normalized(name)}"
+    if _is_installed(guessed):
+        if name in _hidden(group):
+            return f"add {guessed} to the environment variable STATELINK_PLUGINS"
+        return f"the package {guessed} is installed, and has no entry point {name!r} in that group"
+    return did_you_mean(name, {*(point.name for point, _, _ in entry_points(group)), *known}, otherwise)
 
 
 def _is_installed(distribution: str) -> bool:
@@ -273,15 +288,16 @@ def _is_installed(distribution: str) -> bool:
     return True
 
 
+def known_packages(group: str = GROUP) -> dict[str, str]:
+    """Name of an entry point to the package that brings it. It is a data file, because the core's code names none."""
+    known: dict[str, str] = _data("known.json").get(group, {})
+    return known
+
+
 @functools.cache
-def known_packages() -> dict[str, str]:
-    """Backend name to the package that has it. It is a data file, because the code of the core names no backend."""
-    return _data("known.json")
-
-
-def _data(name: str) -> dict[str, str]:
+def _data(name: str) -> dict[str, Any]:
     text = importlib.resources.files(__package__ or "statelink.registry").joinpath(name).read_text()
-    found: dict[str, str] = json.loads(text)
+    found: dict[str, Any] = json.loads(text)
     return found
 
 

@@ -125,7 +125,7 @@ def measure(kind: str, count: int, rest: float = REST) -> dict[str, Any]:
     """Register, find and leave."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    options: dict[str, Any] = {"etcd": {"lifetime": 60}} if kind == "etcd" else {}
+    options: dict[str, Any] = {"rendezvous_options": {"lifetime": 60}} if kind == "etcd" else {}
     instances = max(1, count // RANKS)
     with (etcd if kind == "etcd" else server)() as (address, pid):
         config = LinkConfig.read({"role": "both", "backend": "tcp", "rendezvous": address, **options})

@@ -14,7 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
-from statelink.config import Etcd, LinkConfig, Staging
+from statelink.config import LinkConfig, Staging
 from statelink.tcp import TcpBackend
 from statelink.wire import ENVIRONMENT, Keys
 
@@ -36,7 +36,7 @@ TCP = """\
 With `backend = "tcp"` they stand in `options`; with `auto`, in the table `tcp` of `options`. Times are in seconds,
 sizes in bytes. The README of each plugin has the options of its backend.
 """
-TABLES: dict[str, type[msgspec.Struct]] = {"etcd": Etcd, "keys": Keys, "staging": Staging}
+TABLES: dict[str, type[msgspec.Struct]] = {"keys": Keys, "staging": Staging}
 VARIABLES = {field: variable for variable, field in ENVIRONMENT.items()}
 """Key of the table ``keys`` to the variable that stands for it."""
 

@@ -38,6 +38,7 @@ PLACES = (
     "plugins/mooncake",
     "plugins/mori",
     "plugins/ascend",
+    "plugins/etcd",
     "adapters/sglang",
     "adapters/vllm",
     "examples/demo",
@@ -69,7 +70,7 @@ OLDEST_PYTHON = (3, 10)
 """The core's `requires-python`."""
 SUITE = ("core/tests", *(f"tests/{each}" for each in ("backend", "config", "plan", "state", "tcp", "wire")))
 """Tests that need nothing but the core and its extras, but for some files: see `needing_torch`."""
-EXTRAS = "etcd,opentelemetry,prometheus,testing,verify"
+EXTRAS = "opentelemetry,prometheus,testing,verify"
 TEST_TOOLS = ("opentelemetry-sdk", "pytest-timeout", "pytest-xdist")
 
 

@@ -30,6 +30,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"listen": "tcp://a..b:0", "insecure": True}, "config.listen", "write an IP address"),
     ({"listen": "tcp://127.0.0.1:7199-7100"}, "config.listen", "tcp://host:port, or a range of ports"),
     ({"rendezvous": "foo"}, "config", "tcp://host:port"),
+    ({"rendezvous": "etdc://a:1"}, "rendezvous.unknown", "did you mean 'etcd'?"),
+    ({"rendezvous_options": {"lifetime": 3}}, "config", "set 'rendezvous'"),
+    ({"rendezvous": "tcp://127.0.0.1:1", "rendezvous_options": {"lifetime": 3}}, "config.key", ""),
     ({"rendezvous": "etcd://nowhere"}, "config.etcd", "write etcd://host:2379"),
     ({"peers": {"p": ["10.0.0.1:5"]}}, "config", "tcp://host:port"),
     ({"siblings": ["10.0.0.1:5"]}, "config", "tcp://host:port"),
@@ -112,7 +115,12 @@ def test_a_wrong_file_hides_no_problem_of_the_environment(
     path = tmp_path / "link.toml"
     path.write_text(text)
     wrong = {"THREADZ": "3", "DEADLINE": "-1", "TELEMETRY": '{"promethius": {}}'}
-    right = {"LISTEN": "tcp://0.0.0.0:0", "ETCD": '{"lifetime": 20}', "LIVENESS": "0.5", "CONFIG": str(path)}
+    right = {
+        "LISTEN": "tcp://0.0.0.0:0",
+        "RENDEZVOUS_OPTIONS": '{"lifetime": 20}',
+        "LIVENESS": "0.5",
+        "CONFIG": str(path),
+    }
     for name, value in {**wrong, **right}.items():
         monkeypatch.setenv(f"STATELINK_{name}", value)
     result = CliRunner().invoke(main, ["doctor", "tcp", "--no-loopback", "--json"])

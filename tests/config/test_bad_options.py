@@ -10,14 +10,13 @@ import pytest
 from tests.helpers.bad_values import escaped
 
 from statelink import LinkConfig
-from statelink.config import Etcd, Staging
+from statelink.config import Staging
 from statelink.errors import ConfigError
 
 BASE: dict[str, Any] = {"role": "decode", "backend": "tcp"}
 KEYS = [field.name for field in msgspec.structs.fields(LinkConfig)]
 TABLES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "staging": ({}, ("ring_bytes", "parcel_bytes", "mode", "components")),
-    "etcd": ({"rendezvous": "etcd://127.0.0.1:1"}, ("user", "ca_file", "lifetime")),
 }
 
 
@@ -33,7 +32,7 @@ def test_no_value_in_a_table_does(table: str) -> None:
         assert not escaped(lambda value, key=key: LinkConfig.read({**BASE, **beside, table: {key: value}}))  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("made", [LinkConfig, Staging, Etcd])
+@pytest.mark.parametrize("made", [LinkConfig, Staging])
 def test_no_value_makes_a_constructor_fail_in_other_words(made: Any) -> None:
     base = BASE if made is LinkConfig else {}
     made(**base)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import zmq
 
-from statelink.config import Etcd, LinkConfig, Staging, read_config
+from statelink.config import LinkConfig, Staging, read_config
 from statelink.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -101,7 +101,6 @@ def test_every_key_but_secrets_has_a_variable_that_reaches_it() -> None:
         "verify": "digest",
         "heartbeat": 1.5,
         "staging": msgspec.to_builtins(Staging()),
-        "etcd": msgspec.to_builtins(Etcd()),
         "telemetry": {"log": {}},
         "switch_interval": 0.002,
     }
@@ -115,7 +114,7 @@ def test_every_key_but_secrets_has_a_variable_that_reaches_it() -> None:
                 type(default), ("a", "b") if isinstance(default, tuple) else 7.5
             )
         text = value if isinstance(value, str) else json.dumps(value)
-        base = {"STATELINK_ROLE": "decode", "STATELINK_BACKEND": "tcp", "STATELINK_RENDEZVOUS": "etcd://a:1"}
+        base = {"STATELINK_ROLE": "decode", "STATELINK_BACKEND": "tcp"}
         base[f"STATELINK_{key.upper()}"] = text
         found = getattr(read_config(None, base).config, key)
         assert found != default, key

@@ -36,7 +36,11 @@ def test_the_steps_that_make_a_user(tmp_path: Path, etcd_program: None) -> None:
         assert "Authentication Enabled" in done.stdout
         (password := tmp_path / "password").write_text("good")
         password.chmod(0o600)
-        config = {"role": "decode", "backend": "tcp", "etcd": {"user": "fleet-a", "password_file": str(password)}}
+        config = {
+            "role": "decode",
+            "backend": "tcp",
+            "rendezvous_options": {"user": "fleet-a", "password_file": str(password)},
+        }
         allowed = LinkConfig.read({**config, "rendezvous": f"{server.address}/fleet-a"})
         assert list_instances(allowed, keys=None) == []
         elsewhere = LinkConfig.read({**config, "rendezvous": f"{server.address}/fleet-b"})

@@ -10,7 +10,8 @@ import zmq
 import zmq.utils.z85
 
 import statelink
-from statelink import Status, state, wire
+from statelink import LinkConfig, Status, state, wire
+from statelink.rendezvous import Directory, connecting
 
 
 def key_pair(number: int) -> tuple[str, str]:
@@ -24,6 +25,12 @@ PREFILL, DECODE, STRANGE = (dict(zip(("public", "secret"), key_pair(n), strict=T
 
 def keys(own: dict[str, str], *allowed: dict[str, str]) -> statelink.Keys:
     return statelink.Keys(secret=own["secret"], allow=tuple(each["public"] for each in allowed))
+
+
+def client(address: str, link: str, keys: statelink.Keys | None = None, **options: Any) -> Directory:
+    """The client of the directory at an address, as a link of this name has it."""
+    config = LinkConfig(role="decode", backend="tcp", rendezvous=address, rendezvous_options=options)
+    return connecting(config, link=link, keys=keys)()
 
 
 def named(label: str, own: dict[str, str]) -> str:

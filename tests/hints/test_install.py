@@ -44,9 +44,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
 
 def test_from_an_editable_checkout(installed: Installed) -> None:
     installed.came(dir_info={"editable": True})
-    assert shlex.split(install_hint("statelink[etcd]")) == [
+    assert shlex.split(install_hint("statelink[plot]")) == [
         *("pip", "install", "-e"),
-        f"{installed.checkout}/core[etcd]",
+        f"{installed.checkout}/core[plot]",
     ]
     expected = ["pip", "install", "-e", f"{installed.checkout}/plugins/fast"]
     assert shlex.split(install_hint("statelink-fast")) == expected
@@ -68,18 +68,18 @@ def test_a_package_that_the_checkout_does_not_have(installed: Installed) -> None
 
 def test_from_anywhere_else(installed: Installed) -> None:
     """A wheel, an index, a checkout that is gone, and files that say nothing."""
-    by_name = "pip install 'statelink[etcd]'"
-    assert install_hint("statelink[etcd]") == by_name
+    by_name = "pip install 'statelink[plot]'"
+    assert install_hint("statelink[plot]") == by_name
     installed.came(archive_info={})
-    assert install_hint("statelink[etcd]") == by_name
+    assert install_hint("statelink[plot]") == by_name
     installed.came(dir_info={}, url="https://example.org/statelink")
-    assert install_hint("statelink[etcd]") == by_name
+    assert install_hint("statelink[plot]") == by_name
     for text in ("", "{", "{}", '{"url": 5, "dir_info": {}}', '{"url": "file:///nowhere/core", "dir_info": {}}'):
         installed.broken(text)
-        assert install_hint("statelink[etcd]") == by_name
+        assert install_hint("statelink[plot]") == by_name
     installed.came(dir_info={})
     (installed.checkout / "core" / "pyproject.toml").write_text("[")
-    assert install_hint("statelink[etcd]") == by_name
+    assert install_hint("statelink[plot]") == by_name
 
 
 PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("*/*/README.md")]

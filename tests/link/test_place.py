@@ -16,7 +16,6 @@ from statelink import state
 from statelink.backend import DIRECT, ReceiveHook, SendHook, Strategy
 from statelink.errors import BackendUnavailableError, ConfigError, TransferError, UnsupportedError
 from statelink.registry import load_backend
-from statelink.rendezvous import RendezvousClient
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -127,10 +126,14 @@ def test_a_link_that_does_not_open_leaves_nothing_open(narrow: type[Backend], mo
     monkeypatch.setattr(narrow, "close", closing)
     monkeypatch.setattr(narrow, "strategies", {"*": DIRECT, "aux": Held(), "kv": Held()})
 
-    def refuse(self: RendezvousClient, *_: object, **__: object) -> None:
-        raise ConfigError("no thread can be started")
+    start: Any = threading.Thread.start
 
-    monkeypatch.setattr(RendezvousClient, "__init__", refuse)
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "statelink-rendezvous":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
     config = {"role": "decode", "backend": "tcp", "rendezvous": "tcp://127.0.0.1:1"}
     with pytest.raises(ConfigError, match="no thread can be started"):
         statelink.open(config, state.describe("d", made))

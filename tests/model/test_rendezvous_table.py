@@ -39,3 +39,26 @@ def test_the_table_is_bounded() -> None:
     registry.register(rank(1, 5), "", 1)
     registry.register(rank(3, 5), "", LIFETIME)  # two of them have expired
     assert registry.resolve("p", LIFETIME) == ((), 2, 5)
+
+
+def test_a_table_is_told_in_order_and_in_bounded_pages() -> None:
+    registry, now = Registry(10.0), 0.0
+    for name, ranks in (("q", 700), ("a", 3), ("p", 700)):
+        for rank in reversed(range(ranks)):
+            message = wire.Register(sender=f"{name}.{rank}", instance=name, rank=rank, ranks=700, address="tcp://h:1")
+            registry.register(message, "", now)
+    expected = [("a", rank) for rank in range(3)] + [(name, rank) for name in "pq" for rank in range(700)]
+    found: list[tuple[str, int]] = []
+    sizes: list[int] = []
+    while not sizes or sizes[-1]:
+        page = registry.browse(*(found[-1] if found else ("", 0)), now)
+        found += [(each.instance, each.rank) for each in page]
+        sizes.append(len(page))
+    assert sizes == [wire.MAX_LISTED, len(expected) - wire.MAX_LISTED, 0]
+    assert found == expected
+    registry.leave("a.1")  # a page begins behind a rank that has left
+    assert [each.rank for each in registry.browse("a", 1, now)][:2] == [2, 0]
+    for rank in (0, 2):
+        registry.leave(f"a.{rank}")
+    assert registry.browse("", 0, now)[0].instance == "p"
+    assert registry.browse("", 0, 11.0) == ()

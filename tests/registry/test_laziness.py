@@ -31,6 +31,7 @@ HEAVY = {
     "statelink_mooncake",
     "statelink_mori",
     "statelink_ascend",
+    "statelink_etcd",
     "statelink_demo",
 }
 

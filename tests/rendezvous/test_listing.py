@@ -16,21 +16,14 @@ import pytest
 from click.testing import CliRunner
 from tests.helpers import peers
 from tests.helpers.etcd import Etcd
-from tests.helpers.links import DECODE, PREFILL, keys
+from tests.helpers.links import DECODE, PREFILL, client, keys
 
 from statelink import wire
 from statelink.cli import main
-from statelink.config import Etcd as Options
 from statelink.config import LinkConfig
 from statelink.errors import PeerError
-from statelink.rendezvous import (
-    Cluster,
-    EtcdClient,
-    Registry,
-    RendezvousClient,
-    RendezvousServer,
-    list_instances,
-)
+from statelink.rendezvous import Directory, DirectoryConfig, RendezvousServer, list_instances
+from statelink_etcd import Cluster, Options, instances
 
 Register = Callable[[str, int, int], None]
 """Registers a rank of an instance with so many ranks; its address ends in the rank."""
@@ -40,7 +33,12 @@ _numbers = itertools.count()
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    for name in ("RENDEZVOUS", "CONFIG", "ETCD", *(each.removeprefix("STATELINK_") for each in wire.ENVIRONMENT)):
+    for name in (
+        "RENDEZVOUS",
+        "RENDEZVOUS_OPTIONS",
+        "CONFIG",
+        *(each.removeprefix("STATELINK_") for each in wire.ENVIRONMENT),
+    ):
         monkeypatch.delenv(f"STATELINK_{name}", raising=False)
 
 
@@ -54,21 +52,15 @@ def etcd(tmp_path_factory: pytest.TempPathFactory, etcd_program: None) -> Iterat
 @pytest.fixture(params=["server", "etcd"])
 def directory(request: pytest.FixtureRequest) -> Iterator[tuple[str, Register]]:
     """The address of an empty directory, and how to register there."""
-    clients: list[RendezvousClient | EtcdClient] = []
+    clients: list[Directory] = []
     if request.param == "server":
         server = RendezvousServer()
         address = server.address
-
-        def client(link: str) -> RendezvousClient | EtcdClient:
-            return RendezvousClient(address, link=link, keys=None)
     else:
         address = f"{request.getfixturevalue('etcd').address}/list-{next(_numbers)}"
 
-        def client(link: str) -> RendezvousClient | EtcdClient:
-            return EtcdClient(Cluster.of(address, Options()), link=link)
-
     def register(instance: str, rank: int, ranks: int) -> None:
-        clients.append(client(f"{instance}.{rank}-of-{ranks}"))
+        clients.append(client(address, f"{instance}.{rank}-of-{ranks}"))
         clients[-1].register(instance, rank, ranks, f"tcp://10.0.0.{rank}:7000")
 
     yield address, register
@@ -104,10 +96,8 @@ def test_the_page_shows_what_is_printed() -> None:
     ranks = (("decode-0", 0, 4, 8), ("decode-0", 1, 4, 8), ("decode-0", 3, 4, 8), ("prefill-0", 0, 1, 9))
     with RendezvousServer() as server, contextlib.ExitStack() as stack:
         for instance, rank, width, host in ranks:
-            client = stack.enter_context(
-                contextlib.closing(RendezvousClient(server.address, link=f"{instance}.{rank}", keys=None))
-            )
-            client.register(instance, rank, width, f"tcp://10.0.0.{host}:{7100 + rank}")
+            made = stack.enter_context(contextlib.closing(client(server.address, f"{instance}.{rank}")))
+            made.register(instance, rank, width, f"tcp://10.0.0.{host}:{7100 + rank}")
         peers.until(lambda: counts(server.address) == {"decode-0": (3, 4), "prefill-0": (1, 1)})
         printed = [line.rstrip() for line in shown(server.address, expect=1).splitlines()]
         assert printed == block.replace("tcp://10.0.0.5:7400", server.address).splitlines()
@@ -237,7 +227,9 @@ def test_etcd_wants_a_user(tmp_path: Path, etcd_program: None, monkeypatch: pyte
         password = tmp_path / "password"
         password.write_text("right")
         password.chmod(0o600)
-        monkeypatch.setenv("STATELINK_ETCD", json.dumps({"user": "fleet", "password_file": str(password)}))
+        monkeypatch.setenv(
+            "STATELINK_RENDEZVOUS_OPTIONS", json.dumps({"user": "fleet", "password_file": str(password)})
+        )
         assert listed(address)["instances"] == []
     finally:
         server.kill()
@@ -272,33 +264,10 @@ def test_etcd_is_asked_for_a_page_at_a_time(etcd: Etcd) -> None:
     for rank in range(5):
         value = b'{"link": "x", "address": "tcp://10.0.0.9:1", "ranks": 5}'
         etcd.put(f"{prefix}/instances/p/{rank:04d}", value)
-    config = LinkConfig(role="decode", backend="auto", rendezvous=f"{etcd.address}{prefix}")
+    cluster = Cluster.of(DirectoryConfig(f"{etcd.address}{prefix}", Options()))
     for page in (1, 2, 5, 6):
-        (p,) = list_instances(config, keys=None, page=page)
+        (p,) = instances(cluster, page=page)
         assert [each.rank for each in p.registered] == [0, 1, 2, 3, 4]
-
-
-def test_a_table_is_told_in_order_and_in_bounded_pages() -> None:
-    registry, now = Registry(10.0), 0.0
-    for name, ranks in (("q", 700), ("a", 3), ("p", 700)):
-        for rank in reversed(range(ranks)):
-            message = wire.Register(sender=f"{name}.{rank}", instance=name, rank=rank, ranks=700, address="tcp://h:1")
-            registry.register(message, "", now)
-    expected = [("a", rank) for rank in range(3)] + [(name, rank) for name in "pq" for rank in range(700)]
-    found: list[tuple[str, int]] = []
-    sizes: list[int] = []
-    while not sizes or sizes[-1]:
-        page = registry.browse(*(found[-1] if found else ("", 0)), now)
-        found += [(each.instance, each.rank) for each in page]
-        sizes.append(len(page))
-    assert sizes == [wire.MAX_LISTED, len(expected) - wire.MAX_LISTED, 0]
-    assert found == expected
-    registry.leave("a.1")  # a page begins behind a rank that has left
-    assert [each.rank for each in registry.browse("a", 1, now)][:2] == [2, 0]
-    for rank in (0, 2):
-        registry.leave(f"a.{rank}")
-    assert registry.browse("", 0, now)[0].instance == "p"
-    assert registry.browse("", 0, 11.0) == ()
 
 
 def test_the_largest_page_fits_into_an_answer() -> None:

@@ -45,7 +45,7 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         return
     request.getfixturevalue("etcd_program")
     server = Etcd(tmp_path_factory.mktemp("etcd"))
-    yield {"rendezvous": f"{server.address}/scaling-{next(_prefixes)}", "etcd": {"lifetime": 2}}
+    yield {"rendezvous": f"{server.address}/scaling-{next(_prefixes)}", "rendezvous_options": {"lifetime": 2}}
     server.kill()
 
 

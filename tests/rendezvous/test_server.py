@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from tests.helpers import peers
+from tests.helpers import links, peers
 from tests.helpers.links import DECODE, PREFILL, keys, named
 
 from statelink import wire
 from statelink.errors import ConfigError, WireError
-from statelink.rendezvous import RendezvousClient, RendezvousServer
+from statelink.rendezvous import RendezvousServer
 
 LIFETIME = 600.0
 
@@ -185,7 +185,7 @@ def test_a_server_that_answered_before_is_found_out(ends: str, caplog: pytest.Lo
     server = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
-        client = RendezvousClient(server.stdout.readline().strip(), link="asks", keys=None)
+        client = links.client(server.stdout.readline().strip(), "asks")
         try:
             peers.until(
                 lambda: client.resolve("p") is None and client.explain("p")[0].startswith("nobody of this name")

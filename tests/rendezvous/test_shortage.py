@@ -11,18 +11,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.helpers.links import client
 from tests.helpers.peers import until
 
 from statelink.errors import ConfigError
-from statelink.rendezvous import Cluster, EtcdClient, RendezvousClient, RendezvousServer
+from statelink.rendezvous import RendezvousServer
 
 ADDRESS = "tcp://127.0.0.1:1"
 Opens = Callable[[], Any]
 OF_STATELINK = [
-    pytest.param(lambda: RendezvousClient(ADDRESS, link="link", keys=None), id="client"),
+    pytest.param(lambda: client(ADDRESS, "link"), id="client"),
     pytest.param(RendezvousServer, id="server"),
 ]
-ETCD = pytest.param(lambda: EtcdClient(Cluster.of("etcd://127.0.0.1:1"), link="link"), id="etcd")
+ETCD = pytest.param(lambda: client("etcd://127.0.0.1:1", "link"), id="etcd")
 
 
 def leaves_nothing(opens: Opens, kind: type[Exception], text: str) -> None:
@@ -64,4 +65,4 @@ def test_an_address_that_nobody_can_listen_at() -> None:
 
 def test_a_server_that_cannot_be_dialled() -> None:
     dial = "tcp://127.0.0.1:1@" + "A" * 43
-    leaves_nothing(lambda: RendezvousClient(dial, link="link", keys=None), ConfigError, "cannot dial")
+    leaves_nothing(lambda: client(dial, "link"), ConfigError, "cannot dial")

@@ -38,13 +38,18 @@ class Pages(Index):
 
 @contextlib.contextmanager
 def parties(
-    folder: Path, backend: str, kind: str, prefill: Environment | None = None, decode: Environment | None = None
+    folder: Path,
+    backend: str,
+    kind: str,
+    prefill: Environment | None = None,
+    decode: Environment | None = None,
+    **config: Any,
 ) -> Iterator[Pair]:
     """Open a link in each. Without `STATELINK_PLUGINS`, a process has every package; with it, those that are named."""
     given = {"prefill": prefill or {}, "decode": decode or {}}
     engines = [Engine(folder, role, environment={**PACKAGES, **each}) for role, each in given.items()]
     try:
-        opened = [engine.begin_open(engine.name, backend, [Pages(type=kind)]) for engine in engines]
+        opened = [engine.begin_open(engine.name, backend, [Pages(type=kind)], **config) for engine in engines]
         yield Pair(*(each() for each in opened))
     finally:
         for engine in engines:

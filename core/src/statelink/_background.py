@@ -11,7 +11,7 @@ __all__ = ["Background"]
 class Background(threading.Thread):
     """A daemon thread that can be kept from running when its start fails.
 
-    `start` may raise before the thread begins, as where the system has no thread left, and also after that: an
+    ``start`` may raise before the thread begins, as where the system has no thread left, and also after that: an
     interrupt (KeyboardInterrupt) comes between any two steps. Whoever catches what it raises asks `cancel` whether the
     thread runs.
 

@@ -13,7 +13,7 @@ import msgspec
 from statelink._select import check_options
 from statelink.errors import StatelinkError
 from statelink.link import check_hash
-from statelink.rendezvous import check_directory
+from statelink.rendezvous._connect import check_directory, check_directory_options, load_directory
 from statelink.telemetry import prepare
 from statelink.wire import Keys, check_advertised, check_host, check_keys, check_listen, parse_endpoint
 
@@ -81,6 +81,15 @@ def _siblings(given: Given) -> None:
         parse_endpoint(address)
 
 
+def _rendezvous(given: Given) -> None:
+    if given.config.rendezvous:
+        load_directory(given.config)
+
+
+def _directory(given: Given) -> None:
+    check_directory(given.config, keys=_keys(given))
+
+
 def _verify(given: Given) -> None:
     if given.config.verify != "off":
         check_hash()
@@ -95,7 +104,9 @@ CHECKS: Final = tuple(
         (("advertise",), lambda given: check_advertised(given.config.advertise)),
         (("peers",), _peers),
         (("siblings",), _siblings),
-        (("rendezvous", "etcd", "insecure", "keys"), lambda given: check_directory(given.config, keys=_keys(given))),
+        (("rendezvous",), _rendezvous),
+        (("rendezvous_options", "rendezvous"), lambda given: check_directory_options(given.config)),
+        (("rendezvous", "rendezvous_options", "insecure", "keys"), _directory),
         (("verify",), _verify),
         (("options", "backend"), check_options),
     )

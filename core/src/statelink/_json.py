@@ -12,7 +12,7 @@ Decoded = TypeVar("Decoded")
 
 
 def decode_json(raw: bytes | msgspec.Raw, kind: type[Decoded], *, strict: bool = True) -> Decoded:
-    """Decode JSON of a kind that `msgspec` knows. Does not block. Thread-safe.
+    """Decode JSON of a kind that ``msgspec`` knows. Does not block. Thread-safe.
 
     The caller bounds the length of ``raw``, because time and memory grow with it.
 

@@ -25,6 +25,7 @@ from statelink.link import Context, Link, Rendezvous, StaticRendezvous, check_ve
 from statelink.pointers import Checked, Platform, check, device_settings, hint_at_settings
 from statelink.registry import load_backend, plugin_manager, probed
 from statelink.rendezvous import Directory, connecting
+from statelink.rendezvous._connect import DirectoryRendezvous
 from statelink.state import Inventory
 from statelink.state._types import load_types_with
 from statelink.telemetry import attach
@@ -256,9 +257,10 @@ def _prepare(
     directory: Directory | None = None
     if settings.rendezvous:
         directory = held(opened, connecting(settings, link=name, keys=keys), lambda each: each.close())
-    found = directory or rendezvous or StaticRendezvous(settings.peers)
-    if found is not directory:
-        opened.callback(found.close)
+    found = rendezvous or StaticRendezvous(settings.peers)
+    if directory is not None:
+        found = DirectoryRendezvous(directory, settings.peers)
+    opened.callback(found.close)
     context = Context(
         settings,
         channel,

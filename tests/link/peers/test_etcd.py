@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
 @pytest.fixture
 def directory(server: Etcd) -> dict[str, Any]:
     """What links are configured with."""
-    return {"rendezvous": f"{server.address}/links-{next(_prefixes)}", "etcd": {"lifetime": 2}}
+    return {"rendezvous": f"{server.address}/links-{next(_prefixes)}", "rendezvous_options": {"lifetime": 2}}
 
 
 class Named(Pair):

@@ -36,7 +36,7 @@ def directory(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
     quick = {"heartbeat": 0.2, "liveness": 2.0}
     if request.param == "etcd":
         address = request.getfixturevalue("server").address
-        yield {"rendezvous": f"{address}/moved-{next(_prefixes)}", "etcd": {"lifetime": 2}, **quick}
+        yield {"rendezvous": f"{address}/moved-{next(_prefixes)}", "rendezvous_options": {"lifetime": 2}, **quick}
         return
     with RendezvousServer(lifetime=2.0) as made:
         yield {"rendezvous": made.address, **quick}

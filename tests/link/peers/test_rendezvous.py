@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import zmq
 from tests.helpers import peers
+from tests.helpers.links import client
 from tests.helpers.pair import Pair
 from tests.helpers.pools import Aux, Kv
 
 from statelink import Keys, wire
 from statelink.errors import ConfigError
-from statelink.rendezvous import RendezvousClient, RendezvousServer
+from statelink.rendezvous import Directory, RendezvousServer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,7 +91,7 @@ class Probe:
     """Asks a server as a link would."""
 
     def __init__(self, address: str) -> None:
-        self._client = RendezvousClient(address, link="probe", keys=None)
+        self._client = client(address, "probe")
 
     def addresses(self, instance: str) -> list[str]:
         return [str(each) for each in self._client.resolve(instance) or ()]
@@ -102,12 +103,12 @@ class Probe:
         self._client.close()
 
 
-def seek(client: RendezvousClient, instance: str) -> str:
+def seek(asks: Directory, instance: str) -> str:
     """The address of an instance's one rank, once it is there."""
     found: list[wire.Endpoint] = []
 
     def look() -> bool:
-        found.extend(client.resolve(instance) or ())
+        found.extend(asks.resolve(instance) or ())
         return bool(found)
 
     peers.until(look)
@@ -191,7 +192,7 @@ def test_a_key_that_is_not_allowed_registers_and_learns_nothing(backend: str) ->
     theirs = [Keys(secret=each["secret"], allow=(SERVER["public"],)) for each in (PREFILL, DECODE, STRANGE)]
     with RendezvousServer(keys=ours) as server:
         clients = [
-            RendezvousClient(server.address, link=wire.link_name(name, each), keys=each)
+            client(server.address, wire.link_name(name, each), each)
             for name, each in zip(("p", "d", "s"), theirs, strict=True)
         ]
         prefill, decode, strange = clients
@@ -203,7 +204,7 @@ def test_a_key_that_is_not_allowed_registers_and_learns_nothing(backend: str) ->
             assert strange.resolve("p") is None
             # One that is allowed cannot speak for another's key either, and cannot take its link's name.
             decode.register("p", 0, 1, peers.keyed("tcp://10.0.0.3:1", PREFILL))
-            impostor = RendezvousClient(server.address, link=wire.link_name("p", theirs[0]), keys=theirs[1])
+            impostor = client(server.address, wire.link_name("p", theirs[0]), theirs[1])
             clients.append(impostor)
             impostor.register("r", 0, 1, peers.keyed("tcp://10.0.0.4:1", DECODE))
             peers.until(lambda: server.snapshot()["dropped_frames"].get("wire.sender", 0) > 0)

@@ -18,7 +18,7 @@ BY_ENGINE: Final = {"role": "decode", "backend": "auto"}
 """Values for keys that have no default, and that an engine may set itself. Used if the environment has no value."""
 
 
-UNKNOWN: Final = {"rendezvous": "etcd://127.0.0.1:2379", "heartbeat": 1e-9, "liveness": 1e9}
+UNKNOWN: Final = {"heartbeat": 1e-9, "liveness": 1e9}
 """Values for keys of a file that cannot be read. With these, the keys of variables that are checked together with them
 are right."""
 

@@ -13,7 +13,8 @@ from rich.text import Text
 
 from statelink.config import LinkConfig, read_config
 from statelink.errors import StatelinkError
-from statelink.rendezvous import Instance, is_etcd, list_instances
+from statelink.rendezvous import Instance, list_instances
+from statelink.rendezvous._connect import load_directory
 from statelink.wire import Keys
 
 from ._configured import BY_ENGINE
@@ -33,9 +34,9 @@ def list_directory(
 
     Args:
         address: The directory's. If it is empty, the one that a link would use here, or `DEFAULT`.
-        named: Fields of the keys for a rendezvous server. ``None``: the keys that a link would use here.
+        named: Fields of the keys to ask with. ``None``: the keys that a link would use here.
         expected: Instances that have to be there.
-        insecure: Whether a password for etcd may travel beyond loopback without TLS.
+        insecure: Whether secrets may travel beyond loopback without keys or TLS.
         as_json: Whether to print JSON.
 
     Returns:
@@ -63,8 +64,8 @@ def list_directory(
 
 
 def _keys(config: LinkConfig, named: Mapping[str, Any] | None) -> Keys | None:
-    """The keys for a rendezvous server. Etcd has users and certificates instead."""
-    if is_etcd(config.rendezvous):
+    """The keys to ask with, if the directory takes any."""
+    if not load_directory(config).takes_keys:
         return None
     return Keys(**named) if named is not None else config.keys or Keys.from_environment()
 

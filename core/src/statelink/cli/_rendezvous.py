@@ -78,9 +78,9 @@ def rendezvous(
     `rendezvous`. What --secret-file or --allow-file does not give comes from the environment: STATELINK_SECRET_FILE or
     STATELINK_SECRET, STATELINK_ALLOW_FILE or STATELINK_ALLOW.
 
-    With --list, prints the instances in the directory at ADDRESS, a rendezvous server or etcd, with the ranks that are
-    present and their addresses. Without ADDRESS, it is the directory of STATELINK_RENDEZVOUS or of the file
-    STATELINK_CONFIG, or else a server on this machine. Keys and options for etcd are those of a link, too. Exits with 1
+    With --list, prints the instances in the directory at ADDRESS, a rendezvous server or another one, with the ranks
+    that are present and their addresses. Without ADDRESS, it is the directory of STATELINK_RENDEZVOUS or of the file
+    STATELINK_CONFIG, or else a server on this machine. Keys and options are those of a link, too. Exits with 1
     if a rank of an instance is missing, an instance named with --expect is not there, or the directory does not answer.
     A rank that was killed is listed for up to the --lifetime of the server.
     """

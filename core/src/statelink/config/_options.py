@@ -15,7 +15,7 @@ from statelink.errors import ConfigError
 from statelink.hints import did_you_mean
 from statelink.wire import Keys
 
-__all__ = ["Etcd", "LinkConfig", "Staging", "check_known", "read_options"]
+__all__ = ["LinkConfig", "Staging", "check_known", "read_options"]
 
 KINDS = {
     "int": "a whole number",
@@ -53,33 +53,6 @@ class Staging(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 raise ConfigError(f"{name} of staging must be above zero", cause=f"got {shown(getattr(self, name))}")
 
 
-class Etcd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options for etcd as the rendezvous.
-
-    Attributes:
-        user: Name of a user of etcd that may read and write the keys below the prefix. Not needed while etcd's
-            authentication is off.
-        password_file: File with the user's password, which others must not be able to read.
-        ca_file: Certificates of authorities that are trusted, in PEM; the system's by default.
-        cert_file: The client's certificate in PEM, for a cluster that wants one. While etcd's authentication is on,
-            its HTTP gateway refuses a certificate that has a common name.
-        key_file: Its key, unless ``cert_file`` has it.
-        lifetime: Whole seconds after which a silent rank expires. Etcd may take longer, never shorter.
-    """
-
-    user: str = ""
-    password_file: str = ""
-    ca_file: str = ""
-    cert_file: str = ""
-    key_file: str = ""
-    lifetime: int = 15
-
-    def __post_init__(self) -> None:
-        _settle(self, "options of etcd")
-        if not 0 < self.lifetime <= 86400:
-            raise ConfigError("lifetime must be above zero and at most a day", cause=f"got {shown(self.lifetime)}")
-
-
 class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Configuration of one link.
 
@@ -98,10 +71,10 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         peers: Static rendezvous: instance name to the addresses of all of its ranks.
         siblings: Addresses of the other ranks of this link's own instance. Decode needs them to route, and prefill for
             `Sending.poll_all`. A rendezvous server can find them instead.
-        rendezvous: Address of a rendezvous server, with its public key if it has one; or of etcd,
-            ``etcd://host:port,host:port/prefix``, with ``etcds`` for TLS. The link registers there, and finds
-            instances that ``peers`` does not name.
-        etcd: Options for etcd as the rendezvous.
+        rendezvous: Address of a directory, whose scheme says which it is: ``tcp://host:port`` for a rendezvous server,
+            with its public key if it has one, or what a package brings. The link registers there, and finds instances
+            that ``peers`` does not name.
+        rendezvous_options: Options of that directory. A rendezvous server has none.
         keys: CURVE keys; needed to listen beyond loopback unless ``insecure``. The default takes them from the
             environment: see `Keys.from_environment`.
         insecure: Listen beyond loopback without keys.
@@ -141,7 +114,7 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     peers: dict[str, tuple[str, ...]] = {}
     siblings: tuple[str, ...] = ()
     rendezvous: str = ""
-    etcd: Etcd | None = None
+    rendezvous_options: dict[str, Any] = {}
     keys: Keys | None = None
     insecure: bool = False
     deadline: float = 120.0
@@ -169,9 +142,6 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for name in ("deadline", "heartbeat", "liveness", *numbers):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be above zero", cause=f"got {shown(getattr(self, name))}")
-        if self.etcd is not None and not self.rendezvous.startswith(("etcd://", "etcds://")):
-            cause = f"'rendezvous' is {self.rendezvous!r:.80}, not an address of etcd"
-            raise ConfigError("options for etcd are configured", cause=cause, hint="write etcd://host:port")
         if self.take_back_after is not None and not self.take_back_after > 0:
             raise ConfigError("take_back_after must be above zero", cause=f"got {shown(self.take_back_after)}")
         if self.switch_interval is not None and not 0.0001 <= self.switch_interval <= 0.005:

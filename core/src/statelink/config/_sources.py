@@ -217,8 +217,8 @@ def _convert(values: Mapping[str, Any], origins: Mapping[str, Mapping[str, str]]
 
 def _partners(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Values that are checked together."""
-    groups = ("liveness", "heartbeat"), ("etcd", "rendezvous")
-    together = {name for group in groups if key in group for name in group} - {key}
+    group = {"liveness", "heartbeat"}
+    together = group - {key} if key in group else set()
     return {name: values[name] for name in together if name in values}
 
 

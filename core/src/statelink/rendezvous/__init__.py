@@ -1,33 +1,33 @@
-"""Finds the addresses of an instance by its name: through a small server of Statelink's own, or through etcd.
+"""Finds the addresses of an instance by its name, through a directory: a package brings each kind, by its scheme.
 
-The server is run with ``statelink rendezvous``, or embedded as a `RendezvousServer`. A link whose configuration has
-``rendezvous`` makes its own client, from `connecting`. Links that are connected do not depend on the server or on etcd:
-either may die and come back.
+The core brings a small server of Statelink's own. It is run with ``statelink rendezvous``, or embedded as a
+`RendezvousServer`. A link whose configuration has ``rendezvous`` makes its own client, from `connecting`. Links that
+are connected do not depend on their directory, which may die and come back.
 """
 
 from __future__ import annotations
 
-from ._client import RendezvousClient
-from ._cluster import Cluster, is_etcd
-from ._connect import Directory, check_directory, connecting
-from ._etcd import EtcdClient
-from ._gateway import Waits
-from ._listing import Instance, Rank, list_instances
-from ._registry import Registry
+from statelink._background import Background
+from statelink._json import decode_json
+from statelink.wire import MAX_RANKS, Endpoint, check_private, is_loopback, parse_endpoint
+
+from ._connect import connecting, list_instances
+from ._directory import Directory, DirectoryConfig, Instance, Rank
 from ._server import RendezvousServer
 
 __all__ = [
-    "Cluster",
+    "MAX_RANKS",
+    "Background",
     "Directory",
-    "EtcdClient",
+    "DirectoryConfig",
+    "Endpoint",
     "Instance",
     "Rank",
-    "Registry",
-    "RendezvousClient",
     "RendezvousServer",
-    "Waits",
-    "check_directory",
+    "check_private",
     "connecting",
-    "is_etcd",
+    "decode_json",
+    "is_loopback",
     "list_instances",
+    "parse_endpoint",
 ]

@@ -7,21 +7,17 @@ import socket
 import string
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from statelink import wire
 from statelink._background import Background
 from statelink._holding import held
 from statelink._logs import logger
 from statelink.errors import ConfigError, PeerError, Reason, WireError
-from statelink.link import StaticRendezvous
 
-from ._records import presence
-
-if TYPE_CHECKING:
-    from statelink.link import Peer
+from ._directory import Directory, DirectoryConfig, Instance
+from ._listing import listed
 
 __all__ = ["RendezvousClient"]
 
@@ -39,24 +35,16 @@ FORGET_SECONDS = 10.0
 """Seconds after which a question is dropped, if nobody asks it again."""
 
 
-class RendezvousClient:
-    """Finds instances through a `RendezvousServer`. Thread-safe. `close` ends its thread.
+class RendezvousClient(Directory):
+    """Finds instances through a `RendezvousServer`, the directory of the scheme ``tcp``.
 
-    Args:
-        server: Address of the server, with its public key if it has one.
-        link: Name of the link. It registers under this name.
-        keys: The link's keys.
-        peers: Instances whose addresses are configured. The server is not asked for these.
-
-    Raises:
-        ConfigError: The address or the key of the server cannot be used.
+    See `Directory`, also for the arguments.
     """
 
-    def __init__(
-        self, server: str, *, link: str, keys: wire.Keys | None, peers: Mapping[str, Sequence[str]] | None = None
-    ) -> None:
-        self._server = wire.parse_endpoint(server)
-        self._configured = StaticRendezvous(peers or {})
+    takes_keys = True
+
+    def __init__(self, config: DirectoryConfig, *, link: str) -> None:
+        self._server = wire.parse_endpoint(config.address)
         self._link = link
         self._changed = threading.Condition()
         self._registration: wire.Register | None = None
@@ -78,7 +66,7 @@ class RendezvousClient:
             self._waker.setblocking(False)
             self._wakee.setblocking(False)
             speaking = partial(
-                wire.Channel, link, "", advertise="", keys=keys, insecure=False, kinds=wire.RENDEZVOUS_KINDS
+                wire.Channel, link, "", advertise="", keys=config.keys, insecure=False, kinds=wire.RENDEZVOUS_KINDS
             )
             self._channel = held(undo, speaking, wire.Channel.close)
             self._channel.dial(self._server)
@@ -93,8 +81,18 @@ class RendezvousClient:
                     self.close()
                 raise
 
+    @classmethod
+    def check(cls, config: DirectoryConfig) -> None:
+        """See `Directory.check`."""
+        wire.check_dial(wire.parse_endpoint(config.address), config.keys)
+
+    @classmethod
+    def instances(cls, config: DirectoryConfig) -> list[Instance]:
+        """See `Directory.instances`."""
+        return listed(config)
+
     def register(self, instance: str, rank: int, ranks: int, address: str) -> None:
-        """Register a rank at ``address``, and keep it registered. Does not block. The server need not be there."""
+        """See `Directory.register`."""
         with self._changed:
             self._registration = wire.Register(
                 sender=self._link, instance=instance, rank=rank, ranks=ranks, address=address
@@ -102,51 +100,46 @@ class RendezvousClient:
             self._due = 0.0
         self._wake()
 
-    def resolve(self, peer: Peer) -> tuple[wire.Endpoint, ...] | None:
-        """See `Rendezvous.resolve`. Waits a short time for the answer, or not at all while the server is silent."""
-        if not self._configured.lacks(peer):
-            return self._configured.resolve(peer)
+    def resolve(self, instance: str) -> tuple[wire.Endpoint, ...] | None:
+        """See `Directory.resolve`. Waits a short time for the answer, or not at all while the server is silent."""
         with self._changed:
-            fresh = peer not in self._wanted
-            self._wanted[peer] = time.monotonic()
+            fresh = instance not in self._wanted
+            self._wanted[instance] = time.monotonic()
             if fresh:
                 self._wake()
                 if self._asked is None:
-                    self._changed.wait_for(lambda: peer in self._answers or self._closing, ANSWER_SECONDS)
-            longer = [name for name in self._alike.get(peer, ()) if _has_more(name, peer)]
-            if longer and peer not in self._answers:
-                del self._wanted[peer], self._alike[peer]
+                    self._changed.wait_for(lambda: instance in self._answers or self._closing, ANSWER_SECONDS)
+            longer = [name for name in self._alike.get(instance, ()) if _has_more(name, instance)]
+            if longer and instance not in self._answers:
+                del self._wanted[instance], self._alike[instance]
                 raise PeerError(
-                    f"no instance named {peer!r:.200}",
+                    f"no instance named {instance!r:.200}",
                     cause=f"registered with the rendezvous server at {self._server.address} are {_listed(longer)}",
                     hint="name one of these: an engine may add the rank of data parallelism to its name",
                     code="peer.unknown",
                 )
-            answer = self._answers.pop(peer, None)
+            answer = self._answers.pop(instance, None)
             if answer is not None:
-                del self._wanted[peer]
+                del self._wanted[instance]
             return answer
 
-    def names(self, peer: Peer) -> bool:
-        """Whether the engine named an instance that is looked up, and gave no address."""
-        return self._configured.lacks(peer)
-
-    def explain(self, peer: Peer | None) -> tuple[str, str]:
-        """Why a peer cannot be found, and what to do: a cause and a hint. Does not block."""
+    def explain(self, instance: str | None) -> tuple[str, str]:
+        """See `Directory.explain`."""
         server = f"the rendezvous server at {self._server.address}"
         trouble = self._trouble
         if trouble is not None:
             return f"{server} does not answer: {trouble.what}", self._channel.hint(trouble)
-        if peer is None:
+        if instance is None:
             return "", ""
-        present, ranks = self._present.get(str(peer), (0, 0))
+        present, ranks = self._present.get(instance, (0, 0))
         hint = "is every rank of prefill registered, under this name, with the same rendezvous server?"
-        alike = self._alike.get(str(peer))
+        alike = self._alike.get(instance)
+        words = f"{present} of its {ranks} ranks are" if ranks else "nobody of this name is"
         others = f", and {_listed(alike)} are" if alike else ""
-        return f"{presence(present, ranks)} registered with {server}{others}", hint
+        return f"{words} registered with {server}{others}", hint
 
     def close(self) -> None:
-        """Remove the registration and end the thread. May be called twice."""
+        """See `Directory.close`."""
         with self._changed:
             if self._closing:
                 return

@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.helpers.peers import until
 
-from statelink.config import Etcd as Options
 from statelink.config import LinkConfig
 from statelink.errors import PeerError
-from statelink.rendezvous import Cluster, EtcdClient, Waits, list_instances
+from statelink.rendezvous import DirectoryConfig, list_instances
+from statelink_etcd import EtcdDirectory, Options, Waits
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-pytest.importorskip("aiohttp", reason="a link that uses etcd needs it")
 
 MIB = 1 << 20
 Does = Callable[["Exchange", str], object]
@@ -97,12 +95,13 @@ def impostor() -> Iterator[Callable[[Does], Impostor]]:
 
 
 @pytest.fixture
-def asks() -> Iterator[Callable[..., EtcdClient]]:
+def asks() -> Iterator[Callable[..., EtcdDirectory]]:
     """Makes clients that look for the instance ``p``."""
-    made: list[EtcdClient] = []
+    made: list[EtcdDirectory] = []
 
-    def make(server: Impostor, options: Options | None = None) -> EtcdClient:
-        made.append(EtcdClient(Cluster.of(server.address, options), link="asks", waits=Waits(answer=20.0)))
+    def make(server: Impostor, options: Options | None = None) -> EtcdDirectory:
+        config = DirectoryConfig(server.address, options or Options())
+        made.append(EtcdDirectory(config, link="asks", waits=Waits(answer=20.0)))
         return made[-1]
 
     yield make
@@ -110,7 +109,7 @@ def asks() -> Iterator[Callable[..., EtcdClient]]:
         each.close()
 
 
-def says(client: EtcdClient, text: str) -> None:
+def says(client: EtcdDirectory, text: str) -> None:
     def look() -> bool:
         client.resolve("p")
         return text in client.explain("p")[0]

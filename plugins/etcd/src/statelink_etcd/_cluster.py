@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import ssl
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
-from statelink.config import Etcd
+import msgspec
+
 from statelink.errors import ConfigError
-from statelink.hints import install_hint
-from statelink.wire import check_private, is_loopback
+from statelink.rendezvous import check_private, is_loopback
 
 from ._gateway import Login
 
-__all__ = ["Cluster", "is_etcd"]
+if TYPE_CHECKING:
+    from statelink.rendezvous import DirectoryConfig
+
+__all__ = ["Cluster", "Options"]
 
 SCHEMES = {"etcd": "http", "etcds": "https"}
 PREFIX = "/statelink"
@@ -23,9 +25,26 @@ PREFIX = "/statelink"
 EXAMPLE = "write etcd://host:2379, or etcds://host:2379 for TLS; several members with commas between them"
 
 
-def is_etcd(address: str) -> bool:
-    """Whether an address of a rendezvous is one of etcd."""
-    return address.partition("://")[0] in SCHEMES
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options for etcd, in the table ``rendezvous_options``.
+
+    Attributes:
+        user: Name of a user of etcd that may read and write the keys below the prefix. Not needed while etcd's
+            authentication is off.
+        password_file: File with the user's password, which others must not be able to read.
+        ca_file: Certificates of authorities that are trusted, in PEM; the system's by default.
+        cert_file: The client's certificate in PEM, for a cluster that wants one. While etcd's authentication is on,
+            its HTTP gateway refuses a certificate that has a common name.
+        key_file: Its key, unless ``cert_file`` has it.
+        lifetime: Whole seconds after which a silent rank expires. Etcd may take longer, never shorter.
+    """
+
+    user: str = ""
+    password_file: str = ""
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    lifetime: int = 15
 
 
 class Cluster(NamedTuple):
@@ -46,33 +65,22 @@ class Cluster(NamedTuple):
     lifetime: int
 
     @classmethod
-    def of(cls, address: str, options: Etcd | None = None, *, insecure: bool = False) -> Cluster:
-        """Read the address of a rendezvous, and the options for etcd.
-
-        Args:
-            address: ``etcd://host:port,host:port/prefix``; ``etcds://`` for TLS. The prefix may be left out.
-            options: User, certificates and lifetime.
-            insecure: Whether a password may travel beyond loopback without TLS.
+    def of(cls, config: DirectoryConfig) -> Cluster:
+        """Read what a link is configured with: ``etcd://host:port,host:port/prefix``, or ``etcds://`` for TLS.
 
         Raises:
-            ConfigError: The address or a file cannot be used, the client's library is not installed, or the password
-                would travel in the clear.
+            ConfigError: The address, an option or a file cannot be used, or the password would travel in the clear.
         """
-        options = options or Etcd()
-        if importlib.util.find_spec("aiohttp") is None:
-            raise ConfigError(
-                "etcd cannot be used as a rendezvous",
-                cause="the package aiohttp is not installed",
-                hint=install_hint("statelink[etcd]"),
-                code="config.etcd",
-            )
+        address, options = config.address, config.options
+        if not 0 < options.lifetime <= 86400:
+            raise _unusable("lifetime must be above zero and at most a day", f"got {options.lifetime}")
         scheme, _, rest = address.partition("://")
         hosts, slash, path = rest.partition("/")
         members = hosts.split(",")
         for member in members:
             _check_member(member, address)
         tls = scheme == "etcds"
-        if options.user and not tls and not insecure:
+        if options.user and not tls and not config.insecure:
             open_to = [member for member in members if not is_loopback(member)]
             if open_to:
                 raise _unusable(
@@ -98,7 +106,7 @@ def _check_member(member: str, address: str) -> None:
         raise _unusable(f"{address!r:.120} is no address of etcd", f"{member!r:.80} is not host:port", EXAMPLE)
 
 
-def _password(options: Etcd) -> str:
+def _password(options: Options) -> str:
     if bool(options.user) != bool(options.password_file):
         missing = "password_file" if options.user else "user"
         raise _unusable("a user and a password for etcd go together", f"{missing!r} is not configured")
@@ -112,7 +120,7 @@ def _password(options: Etcd) -> str:
         raise _unreadable("password_file", path, error) from error
 
 
-def _tls(options: Etcd) -> ssl.SSLContext:
+def _tls(options: Options) -> ssl.SSLContext:
     if options.key_file and not options.cert_file:
         raise _unusable("a key for etcd has no certificate", "'cert_file' is not configured")
     made, name, file = ssl.create_default_context(), "ca_file", options.ca_file

@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from statelink._json import decode_json
-from statelink.wire import MAX_RANKS
+from statelink.rendezvous import MAX_RANKS, decode_json
 
 from ._answers import Found, Granted, KeptAlive, Pair, Refusal, Token, Transacted, Watched
 
@@ -143,7 +142,7 @@ class Gateway:
     """
 
     def __init__(self, members: Sequence[str], login: Login, waits: Waits) -> None:
-        import aiohttp  # an extra: only a link that uses etcd needs it
+        import aiohttp  # only a link that uses etcd needs it
 
         self._aiohttp = aiohttp
         self._members = deque(members)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import logging
 import subprocess
@@ -11,14 +10,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.helpers.bad_values import escaped
 from tests.helpers.etcd import Certificates, Etcd
 from tests.helpers.peers import until
 
-from statelink.config import Etcd as Options
 from statelink.config import LinkConfig
 from statelink.errors import ConfigError
-from statelink.hints import install_hint
-from statelink.rendezvous import Cluster, EtcdClient, Waits
+from statelink.rendezvous import DirectoryConfig, connecting
+from statelink_etcd import Cluster, EtcdDirectory, Options, Waits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,14 +43,14 @@ class Fleet:
 
     def __init__(self, address: str, options: Options | None = None) -> None:
         self.prefix = f"/test-{next(_numbers)}/s"
-        self._cluster = Cluster.of(f"{address}{self.prefix}", options or Options(lifetime=LIFETIME))
-        self._open: list[EtcdClient] = []
+        self._config = DirectoryConfig(f"{address}{self.prefix}", options or Options(lifetime=LIFETIME))
+        self._open: list[EtcdDirectory] = []
 
-    def client(self, link: str, waits: Waits = WAITS) -> EtcdClient:
-        self._open.append(EtcdClient(self._cluster, link=link, waits=waits))
+    def client(self, link: str, waits: Waits = WAITS) -> EtcdDirectory:
+        self._open.append(EtcdDirectory(self._config, link=link, waits=waits))
         return self._open[-1]
 
-    def rank(self, number: int, ranks: int = 1, *, link: str = "", host: int = 0, instance: str = "p") -> EtcdClient:
+    def rank(self, number: int, ranks: int = 1, *, link: str = "", host: int = 0, instance: str = "p") -> EtcdDirectory:
         """A rank that registers; its address ends in ``host``."""
         made = self.client(link or f"{instance}.{number}")
         made.register(instance, number, ranks, f"tcp://10.0.0.{host or number}:7000")
@@ -83,16 +82,16 @@ def fleet_of() -> Iterator[Callable[..., Fleet]]:
         each.close()
 
 
-def hosts(client: EtcdClient, instance: str = "p") -> list[str]:
+def hosts(client: EtcdDirectory, instance: str = "p") -> list[str]:
     """The last number of each address that is found."""
     return [each.address.rpartition(".")[2].partition(":")[0] for each in client.resolve(instance) or ()]
 
 
-def finds(client: EtcdClient, *expected: str, instance: str = "p") -> None:
+def finds(client: EtcdDirectory, *expected: str, instance: str = "p") -> None:
     until(lambda: hosts(client, instance) == list(expected), PATIENCE, f"{expected}, not {hosts(client, instance)},")
 
 
-def says(client: EtcdClient, text: str, instance: str | None = "p") -> None:
+def says(client: EtcdDirectory, text: str, instance: str | None = "p") -> None:
     def look() -> bool:
         if instance is not None:
             client.resolve(instance)
@@ -127,9 +126,9 @@ def test_names_are_anything(fleet: Fleet) -> None:
 
 REGISTERS = """
 import sys, time
-from statelink.config import Etcd
-from statelink.rendezvous import Cluster, EtcdClient
-client = EtcdClient(Cluster.of(sys.argv[1], Etcd(lifetime=int(sys.argv[2]))), link="dies")
+from statelink.rendezvous import DirectoryConfig
+from statelink_etcd import EtcdDirectory, Options
+client = EtcdDirectory(DirectoryConfig(sys.argv[1], Options(lifetime=int(sys.argv[2]))), link="dies")
 client.register("p", 0, 1, "tcp://10.0.0.7:7000")
 time.sleep(600)
 """
@@ -303,7 +302,7 @@ def test_tls_users_and_passwords(tmp_path: Path, fleet_of: Callable[..., Fleet])
             says(fleet_of(server.address, wrong).client("asks"), text)
         plain = fleet_of(server.address.replace("etcds", "etcd"))
         says(plain.client("asks"), "does not answer")
-        elsewhere = EtcdClient(Cluster.of(f"{server.address}/elsewhere", options()), link="asks", waits=WAITS)
+        elsewhere = EtcdDirectory(DirectoryConfig(f"{server.address}/elsewhere", options()), link="asks", waits=WAITS)
         try:
             says(elsewhere, "refuses: permission denied")
         finally:
@@ -312,7 +311,7 @@ def test_tls_users_and_passwords(tmp_path: Path, fleet_of: Callable[..., Fleet])
         server.kill()
 
 
-def test_what_cannot_be_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_configured(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("x")
     secret.chmod(0o644)
@@ -333,21 +332,33 @@ def test_what_cannot_be_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("etcds://a:1", Options(cert_file=str(secret)), "cert_file of etcd cannot be used"),
         ("etcds://a:1", Options(key_file=missing), "'cert_file' is not configured"),
         ("etcd://a:1", Options(ca_file=missing), "is without TLS"),
+        ("etcd://a:1", Options(lifetime=0), "lifetime must be above zero"),
     ]
     for address, options, text in cases:
         with pytest.raises(ConfigError, match=text):
-            Cluster.of(address, options)
-    with pytest.raises(ConfigError, match="not an address of etcd"):
-        LinkConfig.read({"role": "decode", "backend": "tcp", "etcd": {"user": "u"}})
-    with pytest.raises(ConfigError, match="lifetime"):
-        Options(lifetime=0)
-    assert Cluster.of("etcd://127.0.0.1:1,[::1]:2/a/b/").members == ("http://127.0.0.1:1", "http://[::1]:2")
-    assert Cluster.of("etcd://a:1/a/b/").prefix == "/a/b"
-    assert Cluster.of("etcd://a:1").prefix == "/statelink"
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="aiohttp is not installed") as caught:
-        Cluster.of("etcd://a:1")
-    assert caught.value.reason.hint == install_hint("statelink[etcd]")
+            EtcdDirectory.check(DirectoryConfig(address, options))
+
+    def cluster(address: str) -> Cluster:
+        return Cluster.of(DirectoryConfig(address, Options()))
+
+    assert cluster("etcd://127.0.0.1:1,[::1]:2/a/b/").members == ("http://127.0.0.1:1", "http://[::1]:2")
+    assert cluster("etcd://a:1/a/b/").prefix == "/a/b"
+    assert cluster("etcd://a:1").prefix == "/statelink"
+
+
+@pytest.mark.parametrize("key", ["user", "ca_file", "lifetime"])
+def test_no_value_of_an_option_fails_in_other_words_than_statelinks(key: str) -> None:
+    config = {"role": "decode", "backend": "tcp", "rendezvous": "etcd://127.0.0.1:1"}
+
+    def read(value: object) -> None:
+        connecting(LinkConfig.read({**config, "rendezvous_options": {key: value}}), link="x", keys=None)
+
+    assert not escaped(read)
+
+
+def test_who_uses_no_etcd_imports_no_http_client() -> None:
+    code = "import sys, statelink_etcd; assert 'aiohttp' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_an_instance_that_nobody_asks_for_is_not_followed(fleet: Fleet, server: Etcd) -> None:

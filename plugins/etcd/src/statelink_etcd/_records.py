@@ -8,11 +8,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from statelink._json import decode_json
 from statelink.errors import ConfigError
-from statelink.wire import MAX_RANKS, Endpoint, parse_endpoint
+from statelink.rendezvous import MAX_RANKS, Endpoint, decode_json, parse_endpoint
 
-__all__ = ["Record", "Seen", "folder_of", "key_of", "link_of", "look", "presence", "root_of"]
+__all__ = ["Record", "Seen", "folder_of", "key_of", "link_of", "look", "root_of"]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +48,7 @@ class Seen(NamedTuple):
         """What is registered, as a clause."""
         if self.wrong:
             return self.wrong
-        return presence(self.present, self.ranks)
+        return f"{self.present} of its {self.ranks} ranks are" if self.ranks else "nobody of this name is"
 
 
 def root_of(prefix: str) -> str:
@@ -99,13 +98,3 @@ def look(entries: Mapping[str, bytes]) -> Seen:
         return Seen(None, len(found), first, f"its ranks disagree about their number: {said}; they are")
     complete = sorted(found) == list(range(first))
     return Seen(tuple(found[rank][0] for rank in sorted(found)) if complete else None, len(found), first)
-
-
-def presence(present: int, ranks: int) -> str:
-    """A clause that ``registered ...`` continues.
-
-    Args:
-        present: Number of ranks that are registered.
-        ranks: Number of ranks of the instance; 0 if none is registered.
-    """
-    return f"{present} of its {ranks} ranks are" if ranks else "nobody of this name is"

@@ -6,18 +6,17 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statelink._background import Background
-from statelink._logs import logger
+from statelink.backend import logger
 from statelink.errors import Reason
-from statelink.link import StaticRendezvous
-from statelink.wire import MAX_RANKS
+from statelink.rendezvous import MAX_RANKS, Background, Directory, DirectoryConfig, Instance
 
+from ._cluster import Cluster, Options
 from ._gateway import (
     MOST_ANSWER_BYTES,
     EtcdRefusedError,
@@ -29,16 +28,15 @@ from ._gateway import (
     key_in,
     unpack,
 )
+from ._listing import instances
 from ._records import Record, Seen, folder_of, key_of, link_of, look
 
 if TYPE_CHECKING:
-    from statelink import wire
-    from statelink.link import Peer
+    from statelink.rendezvous import Endpoint
 
     from ._answers import Pair
-    from ._cluster import Cluster
 
-__all__ = ["EtcdClient"]
+__all__ = ["EtcdDirectory"]
 
 log = logger("statelink.rendezvous")
 
@@ -50,32 +48,25 @@ LEAVE = 2.0
 """Most seconds that `close` waits for etcd to end the lease."""
 
 
-class EtcdClient:
-    """Finds instances through etcd. Thread-safe. `close` ends its thread.
+class EtcdDirectory(Directory):
+    """Finds instances through etcd. `close` ends its thread.
 
     A rank writes one key, under a lease that it renews; the key is removed when the lease ends. A rank that starts
     replaces the key of an earlier process of the same rank. The earlier one cannot write it again while the later one
     is registered. An instance is followed by a watch from when somebody asks for it until nobody has for a while.
 
     Args:
-        cluster: Where etcd is, and who asks.
-        link: Name of the link. It registers under this name.
-        peers: Instances whose addresses are configured. Etcd is not asked for these.
+        config: See `Directory`.
+        link: See `Directory`.
         waits: How long it waits for etcd, and for somebody to ask again.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        *,
-        link: str,
-        peers: Mapping[str, Sequence[str]] | None = None,
-        waits: Waits | None = None,
-    ) -> None:
-        self._cluster = cluster
+    Options = Options
+
+    def __init__(self, config: DirectoryConfig, *, link: str, waits: Waits | None = None) -> None:
+        self._cluster = Cluster.of(config)
         self._waits = waits or Waits()
         self._link = link
-        self._configured = StaticRendezvous(peers or {})
         self._changed = threading.Condition()
         self._wanted: dict[str, float] = {}  # when somebody last asked for it
         self._seen: dict[str, Seen] = {}  # of instances that are followed, while the watch is up to date
@@ -101,48 +92,52 @@ class EtcdClient:
                 self.close()
             raise
 
+    @classmethod
+    def check(cls, config: DirectoryConfig) -> None:
+        """See `Directory.check`."""
+        Cluster.of(config)
+
+    @classmethod
+    def instances(cls, config: DirectoryConfig) -> list[Instance]:
+        """See `Directory.instances`."""
+        return instances(Cluster.of(config))
+
     # Any thread.
 
     def register(self, instance: str, rank: int, ranks: int, address: str) -> None:
-        """Register a rank at ``address``, and keep it registered. Does not block. Etcd need not be there."""
+        """See `Directory.register`."""
         self._registration = instance, rank, Record(link=self._link, address=address, ranks=ranks)
         self._post(lambda: self._begin("", self._stay_registered))
 
-    def resolve(self, peer: Peer) -> tuple[wire.Endpoint, ...] | None:
-        """See `Rendezvous.resolve`. Waits a short time for the first answer, or not at all while etcd is silent."""
-        if not self._configured.lacks(peer):
-            return self._configured.resolve(peer)
+    def resolve(self, instance: str) -> tuple[Endpoint, ...] | None:
+        """See `Directory.resolve`. Waits a short time for the first answer, or not at all while etcd is silent."""
         with self._changed:
-            fresh = peer not in self._wanted
-            self._wanted[peer] = time.monotonic()
+            fresh = instance not in self._wanted
+            self._wanted[instance] = time.monotonic()
             if fresh:
-                self._post(lambda: self._look_for(peer))
+                self._post(lambda: self._look_for(instance))
                 if self._trouble is None:
                     self._changed.wait_for(
-                        lambda: peer in self._seen or self._closing or self._trouble, FIRST_ANSWER_SECONDS
+                        lambda: instance in self._seen or self._closing or self._trouble, FIRST_ANSWER_SECONDS
                     )
-            seen = self._seen.get(peer)
+            seen = self._seen.get(instance)
             return seen.addresses if seen is not None else None
 
-    def names(self, peer: Peer) -> bool:
-        """Whether the engine named an instance that is looked up, and gave no address."""
-        return self._configured.lacks(peer)
-
-    def explain(self, peer: Peer | None) -> tuple[str, str]:
-        """Why an instance is not found, and a hint. Does not block."""
+    def explain(self, instance: str | None) -> tuple[str, str]:
+        """See `Directory.explain`."""
         trouble = self._trouble
         if isinstance(trouble, EtcdSilentError):
             return f"etcd at {self._cluster.where} does not answer: {trouble}", trouble.hint
         if trouble is not None:
-            return f"etcd at {self._cluster.where} refuses: {trouble}", "see 'etcd' in the configuration"
-        if peer is None:
+            return f"etcd at {self._cluster.where} refuses: {trouble}", "see 'rendezvous_options' in the configuration"
+        if instance is None:
             return ("", "") if self._complaint is None else (str(self._complaint.cause), self._complaint.hint)
-        seen = self._seen.get(str(peer), Seen(None, 0, 0))
+        seen = self._seen.get(instance, Seen(None, 0, 0))
         hint = "is every rank of prefill registered, under this name, with the same etcd and prefix?"
         return f"{seen.words} registered in etcd at {self._cluster.where}", hint
 
     def close(self) -> None:
-        """End the lease and the thread. May be called twice. Blocks, for two seconds if etcd does not answer."""
+        """See `Directory.close`. Blocks, for two seconds if etcd does not answer."""
         with self._changed:
             if self._closing:
                 return

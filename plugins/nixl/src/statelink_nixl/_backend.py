@@ -54,6 +54,9 @@ __all__ = ["NixlBackend"]
 GREETING = 64
 """Number of bytes of the first write to a peer."""
 
+LONG_SECONDS = 0.04
+"""A peer whose first small write takes longer is at the other end of a long line. It takes two or three round trips."""
+
 PROBES = 64
 """Number of writes of the whole scratch memory that find out the transport."""
 
@@ -433,18 +436,20 @@ class NixlBackend(PostingBackend[_Peer]):
     def _greet(self, peer: str, scratch: int) -> None:
         """Write a few bytes that nobody reads, so that the library connects all that it has to the peer.
 
-        It waits only for a small write, which shows that the peer is reached. The connections of the threads come to be
-        beside the first requests: on a long line, each takes several round trips.
+        On a long line, it waits only for a small write, which shows that the peer is reached. The connections of the
+        threads then come to be beside the first requests, since each takes several round trips.
 
         Raises:
             TransferError: The peer did not take the bytes.
         """
-        here, there = (DRAM, SCRATCH.ctypes.data, 0), (DRAM, scratch, 0)
+        here, there, began = (DRAM, SCRATCH.ctypes.data, 0), (DRAM, scratch, 0), time.monotonic()
         self._probe(peer, here, there, 1, GREETING)
-        rows, greetings = self._threads.blocks, range(self._threads.greetings)
-        known = self._ledger.get(peer)
-        if known is not None:
-            known.greetings = [self._begin(peer, here, there, rows, GREETING) for _ in greetings]
+        known, long = self._ledger.get(peer), time.monotonic() - began > LONG_SECONDS
+        for _ in range(self._threads.greetings):
+            if long and known is not None:
+                known.greetings.append(self._begin(peer, here, there, self._threads.blocks, GREETING))
+            else:
+                self._probe(peer, here, there, self._threads.blocks, GREETING)
 
     def _end_greetings(self, peer: str) -> None:
         """Wait for the greetings of an earlier connection, since NIXL replaces none that is in use."""

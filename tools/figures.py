@@ -26,8 +26,6 @@ MARKS = re.compile(r"(<!-- figures: ([a-z0-9-]+) -->\n).*?(<!-- figures: end -->
 FILES = {
     "core": "results.json",
     "overlap": "overlap.json",
-    "posting": "posting.json",
-    "switching": "switching.json",
     "sglang": "sglang.json",
     "vllm": "vllm.json",
 }
@@ -291,58 +289,6 @@ def overlap(found: Found) -> str:
     )
 
 
-def mooncake_calls(found: Found) -> str:
-    """Ways to move a batch with Mooncake's library, over the plugin's."""
-    ways = {
-        "blocking": "a batch that blocks",
-        "async": "a batch that is submitted, and waited for",
-        "single": "a call for each block",
-    }
-    rows = [row for row in found["posting"]["rows"] if row["library"] == "mooncake"]
-    return drawn(
-        ["blocks", *ways.values()],
-        (
-            [f"{row['blocks']:,} of {row['bytes']:,} bytes", *(f"{row[f'{way}_ratio']:.2f}" for way in ways)]
-            for row in rows
-        ),
-    )
-
-
-def switching(found: Found) -> str:
-    """Requests beside an engine's loop, by the switch interval: the median of their times, and the 99th percentile."""
-    return _by_interval(found, lambda row: f"{row['median_ms']:.1f}, {row['p99_ms']:.1f} ms")
-
-
-def switching_loop(found: Found) -> str:
-    """The engine's loop beside them: what it loses to each request, and its worst turn."""
-    return _by_interval(found, lambda row: f"{row['lost_ms']:.1f}, {row['worst_turn_ms']:.1f} ms")
-
-
-def switching_cpu(found: Found) -> str:
-    """Processor time of prefill's process for each request, without the loop's."""
-    return _by_interval(found, lambda row: f"{row['cpu_ms']:.2f} ms")
-
-
-def _by_interval(found: Found, show: Callable[[Row], str]) -> str:
-    rows = found["switching"]["rows"]
-    intervals = list(dict.fromkeys(row["interval_ms"] for row in rows))
-    sets = dict.fromkeys((row["load"], row["backend"], row["busy"]) for row in rows)
-    return drawn(
-        ["", *(f"{interval:g} ms" for interval in intervals)],
-        (
-            [
-                f"{load} over {NAMES[backend]}, {busy}",
-                *cells(
-                    rows,
-                    show,
-                    ({"load": load, "backend": backend, "busy": busy, "interval_ms": each} for each in intervals),
-                ),
-            ]
-            for load, backend, busy in sets
-        ),
-    )
-
-
 TABLES: dict[str, Callable[[Found], str]] = {
     "sglang": sglang,
     "sglang-short": sglang_short,
@@ -358,10 +304,6 @@ TABLES: dict[str, Callable[[Found], str]] = {
     "unequal": unequal,
     "growth": growth,
     "overlap": overlap,
-    "mooncake-calls": mooncake_calls,
-    "switching": switching,
-    "switching-loop": switching_loop,
-    "switching-cpu": switching_cpu,
 }
 
 

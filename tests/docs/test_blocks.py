@@ -82,23 +82,20 @@ def test_no_block_is_only_indented(page: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "engine", "allowed"),
+    ("name", "engine"),
     [
-        ("sglang.md", "sglang", {"cuda"}),
-        ("vllm.md", "vllm", {"cuda"}),
-        ("two-engines.md", "sglang", {"cuda"}),
-        ("two-engines.md", "vllm", {"cuda"}),
-        ("dynamo.md", "sglang", {"cuda"}),
-        ("dynamo.md", "vllm", {"cuda"}),
+        ("sglang.md", "sglang"),
+        ("vllm.md", "vllm"),
+        *((page, engine) for page in ("adapters.md", "two-engines.md", "dynamo.md") for engine in ("sglang", "vllm")),
     ],
 )
-def test_servers_on_gpus_take_the_configurations(name: str, engine: str, allowed: set[str]) -> None:
+def test_servers_on_gpus_take_the_configurations(name: str, engine: str) -> None:
     code = "\n".join(block.code for block in blocks() if block.page.name == name)
     begin = {"sglang": "_CONFIG='", "vllm": '"kv_connector_extra_config": '}[engine]
     given = [json.JSONDecoder().raw_decode(code, place.end())[0] for place in re.finditer(re.escape(begin), code)]
     found = [each for each in given if engine in each]  # the others are of other connectors
-    assert len(found) >= (2 if name in ("sglang.md", "vllm.md") else 1)
-    assert all(allowed <= set(each[engine]["allow"]) for each in found)
+    assert found
+    assert all(set(each[engine]["allow"]) == {"cuda"} for each in found)
     for option in re.findall("--kv-transfer-config '(.*?)'", code, re.DOTALL):
         json.loads(option)
 

@@ -20,7 +20,7 @@ from statelink.cli import main
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 COMPARISON = (ROOT / "docs" / "comparison.md").read_text()
-WITH_SGLANG = (ROOT / "docs" / "sglang.md").read_text()
+WITH_SGLANG = "".join((ROOT / "docs" / page).read_text() for page in ("sglang.md", "adapters.md"))
 
 
 def rows(text: str) -> list[str]:
@@ -85,7 +85,7 @@ def test_the_line_for_sglang_is_a_configuration() -> None:
     assert given == {}
 
 
-def test_the_configurations_of_the_page_for_sglang_are_valid() -> None:
+def test_the_configurations_of_the_pages_for_sglang_are_valid() -> None:
     texts = re.findall(r"^export STATELINK_SGLANG_CONFIG='([^']*)'", WITH_SGLANG, re.MULTILINE)
     assert len(texts) >= 2
     for text in texts:

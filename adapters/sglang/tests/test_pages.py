@@ -28,12 +28,8 @@ def test_sglang_takes_the_command_lines(page: str, modes: list[str]) -> None:
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-@pytest.mark.parametrize(
-    ("page", "count"), [("sglang.md", 2), ("two-engines.md", 1), ("llm-d.md", 1), ("dynamo.md", 1)]
-)
-def test_the_adapter_takes_the_configurations(tmp_path: Path, page: str, count: int, role: str) -> None:
-    found = objects(page, f"{VARIABLE}='?(?={{)")
-    assert len(found) == count
-    for given in found:
-        options = read_options(role, {VARIABLE: json.dumps(with_keys(given, tmp_path))})
-        assert (options.link.backend, options.allow) == ("nixl", frozenset({"cuda"}))
+@pytest.mark.parametrize("page", ["sglang.md", "adapters.md", "two-engines.md", "llm-d.md", "dynamo.md"])
+def test_the_adapter_takes_the_configurations(tmp_path: Path, page: str, role: str) -> None:
+    (given,) = objects(page, f"{VARIABLE}='?(?={{)")
+    options = read_options(role, {VARIABLE: json.dumps(with_keys(given, tmp_path))})
+    assert (options.link.backend, options.allow) == ("nixl", frozenset({"cuda"}))

@@ -52,7 +52,9 @@ def test_vllm_takes_the_command_lines(page: str, roles: list[str]) -> None:
     assert [each.kv_transfer_config.kv_role for each in found] == roles
 
 
-@pytest.mark.parametrize(("page", "count"), [("vllm.md", 4), ("two-engines.md", 1), ("llm-d.md", 1), ("dynamo.md", 2)])
+@pytest.mark.parametrize(
+    ("page", "count"), [("vllm.md", 3), ("adapters.md", 1), ("two-engines.md", 1), ("llm-d.md", 1), ("dynamo.md", 2)]
+)
 def test_vllm_and_the_adapter_take_the_configurations(tmp_path: Path, page: str, count: int) -> None:
     """Also those of connectors within another."""
     for given in objects(page, r'(?=\{\s*"kv_connector")'):

@@ -153,8 +153,6 @@ BENCH_ROUNDS = $(if $(ROUNDS),--rounds $(ROUNDS))
 bench: setup ## Measure, and write build/bench: make bench ROUNDS=3, make bench ARGS="--help"
 	$(BIN)/python -m benchmarks $(BENCH_ROUNDS) $(ARGS)
 ifeq ($(ARGS),)
-	$(BIN)/python -m benchmarks.switching $(BENCH_ROUNDS)
-	$(BIN)/python -m benchmarks.posting --library mooncake $(BENCH_ROUNDS)
 	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python -m benchmarks.overlap $(BENCH_ROUNDS); \
 	  else echo "skipped: benchmarks.overlap needs root, for its network namespaces"; fi
 	@$(MAKE) --no-print-directory engine-sglang-bench engine-vllm-bench ARGS="$(BENCH_ROUNDS)"

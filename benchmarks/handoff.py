@@ -231,7 +231,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--busy", nargs="+", choices=BUSY, default=["none"])
     parser.add_argument("--memory", default=HOST, help="host, or a device as torch names it, such as cuda:0")
-    parser.add_argument("--switch-interval", type=float, help="of the links, in seconds: see benchmarks.switching")
+    parser.add_argument("--switch-interval", type=float, help="of the links, in seconds")
     parser.add_argument("--verify", action="store_true", help="also with verify = 'digest'")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

@@ -207,7 +207,7 @@ def main() -> None:
     parser.add_argument("--in-flight", nargs="+", type=int, default=[1, 64])
     parser.add_argument("--busy", nargs="+", choices=BUSY, default=["none"])
     parser.add_argument("--rooms", type=int, default=3000)
-    parser.add_argument("--switch-interval", type=float, help="of the links, in seconds: see benchmarks.switching")
+    parser.add_argument("--switch-interval", type=float, help="of the links, in seconds")
     parser.add_argument("--profile", default="", metavar="DIR", help="write a profile of each thread into this folder")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

@@ -12,8 +12,6 @@ ROOT = Path(__file__).parents[2]
 PART = ["-m benchmarks --suite rooms"]
 WHOLE = [
     "-m benchmarks --rounds 3",
-    "-m benchmarks.switching --rounds 3",
-    "-m benchmarks.posting --library mooncake --rounds 3",
     *(["-m benchmarks.overlap --rounds 3"] if os.geteuid() == 0 else []),
     "-W ignore -m benchmarks.sglang --rounds 3",
     "-W ignore -m benchmarks.vllm --rounds 3",

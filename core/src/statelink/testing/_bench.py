@@ -21,7 +21,7 @@ from ._worker import Finding
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from ._process import Worker
+    from ._workers import Worker
 
 __all__ = ["LAYOUT", "NOISE", "Bench", "End", "Pair", "Subject", "blocks_of", "scattered"]
 

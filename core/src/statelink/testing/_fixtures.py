@@ -15,7 +15,7 @@ from statelink.errors import BackendError
 from . import _inside
 from ._bench import Subject
 from ._lab import Lab
-from ._process import Pool, Worker
+from ._workers import Pool, Worker
 
 __all__ = ["memory_of", "statelink_lab", "statelink_pool", "statelink_pools", "subject", "untested"]
 

@@ -13,8 +13,8 @@ from statelink.backend import Side
 from . import _inside, _rooms
 from ._bench import LAYOUT, Bench, End, Pair, Subject
 from ._memory import MIB
-from ._process import ARENA, Pool, Worker
 from ._rooms import LinkEnd
+from ._workers import ARENA, Pool, Worker
 
 __all__ = ["FAILED", "NOT_APPLICABLE", "Lab", "Suite", "needs"]
 

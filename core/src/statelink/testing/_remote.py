@@ -11,8 +11,8 @@ from statelink.backend import Outcome, Side
 from . import _inside
 from ._bench import End, Subject
 from ._inside import Move
-from ._process import Died, Worker
 from ._worker import Host
+from ._workers import Died, Worker
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -19,8 +19,8 @@ from ._worker import Hung
 if TYPE_CHECKING:
     from statelink.errors import Reason
 
-    from ._process import Worker
     from ._worker import Host
+    from ._workers import Worker
 
 __all__ = ["PAGES", "TOKENS", "LinkEnd", "Seen"]
 

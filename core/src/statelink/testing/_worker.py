@@ -1,20 +1,14 @@
-"""The worker process: it calls functions, and returns their results.
-
-Run as ``python -m statelink.testing._worker DESCRIPTOR PATH``: a connected socket, and the memory of its backends.
-"""
+"""What lives in a worker process of the kit, and what is found there."""
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
-import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from statelink.backend import Outcome, Transfer
@@ -30,21 +24,18 @@ if TYPE_CHECKING:
     from ._memory import Array
 
 __all__ = [
-    "ENDED",
     "WORDLESS",
     "Finding",
     "Host",
     "Hung",
     "Opened",
     "Unexpected",
+    "called",
     "outcome_of",
     "returning",
     "transfer_of",
     "unexpected",
 ]
-
-ENDED = (EOFError, ConnectionResetError, BrokenPipeError)
-"""Errors of reading from a process that has ended."""
 
 REST_SECONDS = 0.0002
 """Seconds between two polls of a transfer."""
@@ -205,24 +196,18 @@ class Host:
             raise failures[0]
 
 
-def serve(pipe: Connection, path: str) -> None:
-    """Answer calls until the other end of the pipe is closed."""
-    host = Host(path)
-    while True:
-        try:
-            function, arguments = pipe.recv()
-        except ENDED:
-            return
-        pipe.send(_call(function, host, arguments))
+def called(host: Host, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """Call a function of the kit in the worker.
 
-
-def _call(function: Callable[..., Any], host: Host, arguments: Sequence[Any]) -> tuple[bool, Any]:
+    Raises:
+        Unexpected: It raised what is no error of Statelink's.
+    """
     try:
-        return True, function(host, *arguments)
-    except (StatelinkError, Unexpected, Finding) as error:
-        return False, error
+        return function(host, *arguments)
+    except (StatelinkError, Unexpected, Finding):
+        raise
     except Exception as error:
-        return False, unexpected(error)
+        raise unexpected(error) from None
 
 
 @contextlib.contextmanager
@@ -256,11 +241,3 @@ def unexpected(error: BaseException, todo: str = RAISED) -> Unexpected:
 
 def _is_outside(frame: traceback.FrameSummary) -> bool:
     return os.path.dirname(os.path.abspath(frame.filename)) != KIT
-
-
-if __name__ == "__main__":
-    faulthandler.enable()
-    # So that objects that are pickled here have the module name that the other side knows.
-    from statelink.testing import _worker
-
-    _worker.serve(Connection(int(sys.argv[1])), sys.argv[2])

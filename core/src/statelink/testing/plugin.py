@@ -16,8 +16,8 @@ from statelink import __version__
 
 from ._fixtures import memory_of, statelink_lab, statelink_pool, statelink_pools, subject, untested
 from ._lab import FAILED, NOT_APPLICABLE
-from ._process import Died
 from ._worker import Finding, Hung, Unexpected
+from ._workers import Died
 from .report import Cell, Clause, Report, Run, Verdict
 
 __all__ = ["statelink_lab", "statelink_pool", "statelink_pools", "subject"]

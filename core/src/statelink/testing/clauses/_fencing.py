@@ -23,8 +23,8 @@ from .._worker import Finding
 if TYPE_CHECKING:
     from statelink.backend import Capabilities
 
-    from .._process import Worker
     from .._stream import Left
+    from .._workers import Worker
 
 __all__ = ["STILL_SECONDS", "Fencing", "closes", "flood", "stopped"]
 

@@ -23,7 +23,7 @@ from ._refusing import not_moved
 if TYPE_CHECKING:
     from .._inside import Held
     from .._kept import Kept
-    from .._process import Worker
+    from .._workers import Worker
 
 __all__ = ["Leaking"]
 

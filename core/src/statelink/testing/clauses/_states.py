@@ -18,7 +18,7 @@ from .._worker import Hung
 
 if TYPE_CHECKING:
     from .._bench import Subject
-    from .._process import Worker
+    from .._workers import Worker
 
 __all__ = ["TOPOLOGIES", "StateTypes"]
 

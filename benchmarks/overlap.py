@@ -43,43 +43,41 @@ def tell(to: IO[str], **what: Any) -> None:
 
 def pools_of(role: str, tokens: int) -> tuple[Any, Any, statelink.Link]:
     """The demo's model, its pools, and a link over them that others reach from another namespace."""
-    from statelink_demo.inventory import describe_pools
-    from statelink_demo.model import build_model, configure_torch, model_revision
+    from statelink_demo.engine import build_model
     from statelink_demo.pools import StatePools
+    from statelink_demo.workers import describe_pools
 
-    configure_torch()
     model = build_model(0)
-    pools = StatePools(model.config, pages=2 * (tokens // StatePools.page_size + 1), slots=4, rows=4, seed=len(role))
+    pools = StatePools(model.config, pages=2 * (tokens // StatePools.page_size + 1), slots=4, seed=len(role))
     address = SPACES[role][1]
     config: dict[str, Any] = {"role": role, "backend": "tcp", "listen": f"tcp://{address}:0", "insecure": True}
     config["options"] = {"same_host_copy": False}  # all bytes go through the network
-    return model, pools, statelink.open(config, describe_pools(role, pools, model_revision(model)))
+    return model, pools, statelink.open(config, describe_pools(role, pools, "weights of seed 0"))
 
 
 class Prefill:
     """Computes prompts, and pushes them in one of the ways."""
 
     def __init__(self, model: Any, pools: Any, link: statelink.Link, tokens: int) -> None:
-        from statelink_demo.engine import PrefillEngine
-
-        self.engine, self.pools, self.link, self.tokens = PrefillEngine(model, pools), pools, link, tokens
+        self.model, self.pools, self.link, self.tokens = model, pools, link, tokens
         self.prompt = random.Random(1).choices(range(model.config.vocab_size), k=tokens)
 
     def serve(self, room: int, way: str) -> float:
         """Serve one request; when its forward pass ended."""
+        from statelink_demo.engine import Prefilling
         from statelink_demo.pools import METADATA
 
-        request, sending = self.engine.admit(room, self.prompt), self.link.send(room, self.tokens)
-        pushed = 0
-        while not request.done:
+        request = Prefilling(self.model, self.pools, room, self.prompt)
+        sending, pushed, done = self.link.send(room, self.tokens), 0, False
+        while not done:
             span = request.span
             push_layer = partial(self.push_layer, sending, request.held, span) if way == "layers" else None
-            self.engine.step(request, push_layer)
-            if way == "chunks" and not request.done:
+            done = request.step(push_layer)
+            if way == "chunks" and not done:
                 sending.push(self.items(request.held, span), span=span, last=False)
                 pushed = span[1]
         computed = time.monotonic()
-        rest: dict[str, Sequence[int]] = {METADATA: [request.held.row]}
+        rest: dict[str, Sequence[int]] = {METADATA: request.held[METADATA]}
         if way != "layers":
             rest |= self.items(request.held, (pushed, self.tokens))
         sending.push(rest, span=(pushed, self.tokens), last=True)
@@ -93,8 +91,8 @@ class Prefill:
         from statelink_demo.pools import KV, MAMBA
 
         start, stop = span
-        found: dict[str, Sequence[int]] = {KV: held.pages[start // self.pools.page_size : self.pools.pages_for(stop)]}
-        return found | ({MAMBA: [held.slot]} if stop == self.tokens else {})
+        found: dict[str, Sequence[int]] = {KV: held[KV][start // self.pools.page_size : self.pools.pages_for(stop)]}
+        return found | ({MAMBA: held[MAMBA]} if stop == self.tokens else {})
 
     def push_layer(self, sending: statelink.Sending, held: Any, span: tuple[int, int], layer: int) -> None:
         """Push a layer of a chunk, whose state is in the pools."""
@@ -119,16 +117,13 @@ def prefill(tokens: int) -> None:
 
 def decode(tokens: int) -> None:
     """Receive a request for each line that comes."""
-    from statelink_demo.pools import KV, MAMBA, METADATA
-
     _, pools, link = pools_of("decode", tokens)
     with link:
         tell(sys.stdout, address=link.address)
         for line in sys.stdin:
             asked = json.loads(line)
             held = pools.allocate(tokens)
-            items = {KV: held.pages, MAMBA: [held.slot], METADATA: [held.row]}
-            receiving = link.receive(asked["room"], asked["peer"], tokens, items)
+            receiving = link.receive(asked["room"], asked["peer"], tokens, held)
             receiving.wait(120)
             arrived = time.monotonic()
             receiving.check()

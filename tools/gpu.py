@@ -82,6 +82,16 @@ def card_part(name: str, *words: str) -> tuple[str, ...]:
     return ("-m", f"tools.card.{name}", *words)
 
 
+def over_card(*words: str) -> tuple[str, ...]:
+    """A command of ``statelink`` over memory of the card, which the driver allocates: torch may not be there."""
+    return statelink(*words, "--memory", DEVICE, "--allocator", "tools.card.allocator:Memory")
+
+
+def clauses(expression: str, *words: str) -> tuple[str, ...]:
+    """A command that runs clauses of the kit over memory of the card."""
+    return over_card("conform", "nixl", "--require", "-k", expression, *words)
+
+
 PARTS = {
     "pointers": Part("pointers of the card's driver", tests("tests/pointers")),
     "staging": Part("gathering and scattering on the card", tests("tests/model/test_staging_memory.py")),
@@ -116,7 +126,7 @@ QUICK = {
     "look": Part("does UCX know the card; the card's own copies", card_part("look"), 90),
     "order": Part("is the order of streams kept", card_part("order", "--rooms", "10"), 90),
     "cuda-cuda": Part("card to card: which transport, GB/s", card_part("link", "cuda", "cuda"), 60),
-    "doctor": Part("what `statelink doctor` says", card_part("doctor"), 60),
+    "doctor": Part("what `statelink doctor` says", over_card("doctor", "nixl"), 60),
     "tests": Part(
         "the tests that need a card", tests("-W", "default", "tests/pointers", "tests/model/test_staging_memory.py"), 60
     ),
@@ -160,14 +170,14 @@ QUICK = {
     "A": Part("workload A", bench("handoff", "nixl", "--workload", "A", "--json", rounds=10), 45),
     "C": Part("workload C", bench("handoff", "nixl", "--workload", "C", "--json", rounds=10), 60),
     "D": Part("workload D, staged and direct", bench("unequal", "nixl", "--dim", "128", "--json", rounds=5), 60),
-    "kit-moving": Part("clauses of the kit", card_part("kit", "-k", "Moving or Stalling or Registration"), 90),
-    "kit-dying": Part("clauses of the kit on processes that die", card_part("kit", "-k", "Dying"), 90),
+    "kit-moving": Part("clauses of the kit", clauses("Moving or Stalling or Registration"), 90),
+    "kit-dying": Part("clauses of the kit on processes that die", clauses("Dying"), 90),
     "kit-dying-tcp": Part(
         "a clause of the kit on processes that die, where UCX may only use TCP",
-        card_part("kit", "-k", "test_memory_outlives_its_mover", "-o", OVER_TCP),
+        clauses("test_memory_outlives_its_mover", "-o", OVER_TCP),
         60,
     ),
-    "kit-states": Part("clauses of the kit on all types of state", card_part("kit", "-k", "States or Fencing"), 90),
+    "kit-states": Part("clauses of the kit on all types of state", clauses("States or Fencing"), 90),
 }
 """In the order in which their answers are wanted."""
 
@@ -196,6 +206,8 @@ def run(part: Part, log: Path, limit: float, environment: dict[str, str]) -> int
     Some of them may be in a session of their own: they are known by a variable of their environment.
     """
     mark = f"{RUN}={os.getpid()}-{time.monotonic_ns()}"
+    # The processes that `statelink` starts find the allocator of `tools.card` here.
+    path = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
     with log.open("w") as file:
         process = subprocess.Popen(
             [sys.executable, *part.command],
@@ -203,7 +215,7 @@ def run(part: Part, log: Path, limit: float, environment: dict[str, str]) -> int
             stdout=file,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env={**environment, RUN: mark.removeprefix(f"{RUN}=")},
+            env={**environment, RUN: mark.removeprefix(f"{RUN}="), "PYTHONPATH": path},
             start_new_session=True,
         )
         try:

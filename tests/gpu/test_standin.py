@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING
 
 import pytest
+from tools import gpu
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -132,9 +134,10 @@ def test_the_transport_of_memory_of_a_card_is_known(run: Run, sides: tuple[str, 
 @pytest.mark.parametrize("kind", [PLAIN, POOL], ids=["plain", "pool"])
 def test_doctor_says_how_fast_memory_of_a_card_moves(run: Run, kind: str) -> None:
     """Slow memory is a problem. How fast the stand-in is says nothing."""
-    ran = run("-m", "tools.card.doctor", STANDIN_GPU_KIND=kind)
-    (found,) = [said for what, said in ran.answers.items() if what.endswith("loopback transfer")]
-    verdict, _, text = found.partition(": ")
+    ran = run(*gpu.over_card("doctor", "nixl", "--json"), STANDIN_GPU_KIND=kind)
+    checks = json.loads(ran.output[ran.output.index("{\n") :])["checks"]
+    (found,) = [check for check in checks if check["what"] == "loopback transfer"]
+    verdict, text = found["verdict"], found["found"]
     told = re.search(r"ms \((\d+\.\d) GB/s\), every byte right", text)
     assert told is not None, found
     assert (verdict == "problem") is (float(told[1]) < 2.0)

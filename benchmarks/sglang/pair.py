@@ -29,7 +29,7 @@ class Pair:
         model: The folder of a model.
         folder: For logs.
         options: Of Statelink's backend.
-        interval: Seconds of the interpreter's switch interval, of either connector; see `benchmarks.switching`.
+        interval: Seconds of the interpreter's switch interval, of either connector.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Describes what a scheduler holds, and compares it with what SGLang itself would have moved.
 
-The description comes from the pools (`statelink.state.from_pools`). SGLang's own list, `KVArgs`, has addresses and
+The description comes from the pools (`_pools.from_pools`). SGLang's own list, `KVArgs`, has addresses and
 lengths only. The two must have the same buffers. A buffer that only one of them has is refused by name: that is how a
 state type that SGLang adds later is noticed, instead of being left behind.
 """
@@ -16,6 +16,7 @@ from statelink import state
 from statelink.errors import StateError
 
 from ._convolutions import Blocks, blocks_of
+from ._pools import Element, Geometry, StateTensor, from_pools
 
 __all__ = ["Pools", "StateLists", "describe_pools", "geometry_of", "names_of"]
 
@@ -24,11 +25,6 @@ Buffer = tuple[int, int, int]
 
 PAGES = {"kv", "dsv4"}
 """Types of state that SGLang addresses by the pages of the full pool."""
-
-NO_PAYLOAD = {
-    "dsa_tail": "SGLang names its rows by six numbers, which the adapter does not translate",
-}
-"""State types whose indices the adapter cannot pass on, and why."""
 
 
 class Pools(NamedTuple):
@@ -84,7 +80,7 @@ class StateLists(NamedTuple):
     whole: frozenset[str]
 
 
-def geometry_of(pools: Pools) -> state.PoolGeometry:
+def geometry_of(pools: Pools) -> Geometry:
     """The model's numbers, as the pools and the model's configuration state them."""
     pool, config = pools.pages, pools.config
     full = getattr(pool, "full_kv_pool", None) or pool
@@ -92,29 +88,30 @@ def geometry_of(pools: Pools) -> state.PoolGeometry:
     more: dict[str, Any] = {}
     mapping = getattr(pool, "layers_mapping", None)
     if mapping is not None and hasattr(pool, "swa_kv_pool"):
-        more["kinds"] = ["window" if mapping[layer][1] else "full" for layer in range(config.num_hidden_layers)]
+        more["windowed"] = [mapping[layer][1] for layer in range(config.num_hidden_layers)]
         more["window"] = pools.window
-        more["window_kv_heads"] = _window_heads(pools)
+        more["window_heads"] = _window_heads(pools)
     ratios = getattr(pool, "compression_ratios", None)
     if ratios is not None:
         more["window"] = pools.window
         more["request_ratio"] = 2 if 2 in ratios else 128
-    recurrent = getattr(getattr(pool, "mamba_pool", None), "mamba_cache", None)
-    if recurrent is not None:
+    states = getattr(pool, "mamba_pool", None) or getattr(pools.requests, "mamba_pool", None)
+    if states is not None:
+        recurrent = states.mamba_cache
         blocks: Blocks | None = []
-        if _has_unnamed_blocks(pool.mamba_pool):
+        if _has_unnamed_blocks(states):
             blocks = blocks_of(config.hf_text_config, recurrent, pools.tp[1])
         if blocks is None:
             more["format"] = f"convolutions as TP {pools.tp[1]} cuts them"
-        more["state_tensors"] = _state_tensors(recurrent, blocks or [])
-    return state.PoolGeometry(
+        more["tensors"] = _state_tensors(recurrent, blocks or [])
+    return Geometry(
         layers=config.num_hidden_layers,
-        dtype=_dtype(full.dtype),
-        kv_heads=0 if latent else config.get_total_num_kv_heads(),
+        element=Element.of(full.dtype),
+        page=pool.page_size,
         tp=pools.tp,
-        page_size=pool.page_size,
+        stage=pools.layers or (0, config.num_hidden_layers),
+        kv_heads=0 if latent else config.get_total_num_kv_heads(),
         kind=pools.kind,
-        stage=pools.layers,
         **more,
     )
 
@@ -132,22 +129,15 @@ def describe_pools(pools: Pools, kv_args: Any) -> tuple[list[Any], StateLists]:
             cause="; ".join(unfit),
             hint="use another --disaggregation-transfer-backend with this model, or start it without that option",
         )
-    components = state.from_pools(
-        pools.pages,
-        geometry=geometry_of(pools),
-        request_pool=pools.requests,
-        draft_pool=pools.draft,
-        aux=_rows(pools.metadata, kv_args) if pools.rows else None,
-        aux_optional=pools.rows_optional,
-        aux_on_each_stage=pools.role == "decode",
-    )
+    geometry = geometry_of(pools)
+    components = from_pools(pools.pages, pools.requests, pools.draft, geometry)
+    if pools.rows:
+        rows = _rows(pools.metadata, kv_args)
+        components.append(state.aux_rows(rows, replicated=True, optional=pools.rows_optional, format=geometry.format))
     found = {each.component.name: each for each in components}
     names = names_of(kv_args.state_types)
     states = tuple((name, *([each] if (each := f"draft.{name}") in found.keys() - {*names} else [])) for name in names)
     wrong = [*_differences(found, states, kv_args), *_unlisted(pools, names)]
-    for name, kind in zip(names, kv_args.state_types, strict=True):
-        if kind.value in NO_PAYLOAD:
-            wrong.append(f"state type {kind.value!r} of {name!r} is not supported: {NO_PAYLOAD[kind.value]}")
     if wrong:
         raise StateError(
             f"{type(pools.pages).__name__} holds other state than what SGLang would move",
@@ -253,7 +243,7 @@ def _window_heads(pools: Pools) -> int:
     return int(pools.config.get_swa_num_kv_heads(1))
 
 
-def _state_tensors(cache: Any, blocks: Blocks) -> list[state.StateTensor]:
+def _state_tensors(cache: Any, blocks: Blocks) -> list[StateTensor]:
     """The tensors of recurrent layers, in the order in which SGLang lists them.
 
     Args:
@@ -262,12 +252,10 @@ def _state_tensors(cache: Any, blocks: Blocks) -> list[state.StateTensor]:
     """
     convs = list(cache.conv)
     names = ["conv"] if len(convs) == 1 else [f"conv{number}" for number in range(len(convs))]
-    found = [
-        state.StateTensor(name, _dtype(each.dtype), blocks=blocks) for name, each in zip(names, convs, strict=True)
-    ]
+    found = [StateTensor(name, Element.of(each.dtype), blocks) for name, each in zip(names, convs, strict=True)]
     temporal = cache.temporal
     if math.prod(temporal.shape):
-        found.append(state.StateTensor("ssm", _dtype(temporal.dtype)))
+        found.append(StateTensor("ssm", Element.of(temporal.dtype)))
     return found
 
 
@@ -283,7 +271,3 @@ def _has_unnamed_blocks(pool: Any) -> bool:
     if not layers * slots * state:
         return False  # short convolutions alone
     return any(conv.numel() and conv.shape[2 + axis] != math.prod(heads) for conv in cache.conv)
-
-
-def _dtype(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")

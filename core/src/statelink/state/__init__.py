@@ -17,7 +17,6 @@ from ._memory import Memory
 from ._packed import PackedState, packed_slots
 from ._requests import aux_rows, mamba_slots, ring_rows, whole_items
 from ._types import Coverage, IndexSpace, StateType, register_state_type, state_type, state_types
-from .pools import PageField, PoolGeometry, StateTensor, from_pools
 
 __all__ = [
     "Axis",
@@ -31,17 +30,13 @@ __all__ = [
     "Layout",
     "Memory",
     "PackedState",
-    "PageField",
     "Partition",
-    "PoolGeometry",
     "Region",
     "Slab",
-    "StateTensor",
     "StateType",
     "aux_rows",
     "compressed_pages",
     "describe",
-    "from_pools",
     "fused_pages",
     "index_pages",
     "kv_pages",

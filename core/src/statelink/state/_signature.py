@@ -47,15 +47,13 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def settle(struct: msgspec.Struct, what: str, *, without: Sequence[str] = ()) -> None:
+def settle(struct: msgspec.Struct, what: str) -> None:
     """Check the fields of a frozen struct by their annotations, and make Python's numbers of numpy's.
 
     Raises:
         StateError: One is of another kind. The error names the field.
     """
     for name, check in _fields(type(struct)).items():
-        if name in without:
-            continue
         given = getattr(struct, name)
         found = check(given, f"{name!r} of {what}")
         if found is not given:

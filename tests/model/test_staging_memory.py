@@ -11,7 +11,7 @@ import pytest
 
 from statelink.errors import UnsupportedError
 from statelink.plan import Places
-from statelink.staged._memory import HostMemory, StagingMemory, TorchMemory, staging_memory
+from statelink.staged._memory import DeviceRing, HostMemory, StagingMemory, staging_memory
 
 torch: Any = pytest.importorskip("torch")
 
@@ -25,7 +25,7 @@ class Pools:
 
     def __init__(self, how: str) -> None:
         self._device = "cpu" if how == "numpy" else how
-        self.staging: StagingMemory = HostMemory(1 << 16) if how == "numpy" else TorchMemory(torch, how, 1 << 16)
+        self.staging: StagingMemory = HostMemory(1 << 16) if how == "numpy" else DeviceRing(how, 1 << 16)
 
     def copy(self, array: npt.NDArray[np.uint8]) -> Any:
         return torch.from_numpy(array.copy()).to(self._device)
@@ -76,16 +76,16 @@ def test_arrays_at_equal_distances_take_one_view(monkeypatch: pytest.MonkeyPatch
     starts = [number * step for number in range(arrays)]
     uneven = [*starts[:4], *(start + 3 for start in starts[4:])]
     views: list[int] = []
-    view = TorchMemory._view
+    view = DeviceRing._view
 
-    def counted(memory: TorchMemory, array: Any) -> Any:
+    def counted(memory: DeviceRing, array: Any) -> Any:
         views.append(1)
         return view(memory, array)
 
-    monkeypatch.setattr(TorchMemory, "_view", counted)
+    monkeypatch.setattr(DeviceRing, "_view", counted)
     chosen = np.array([5, 0, 3])
     for placed, count in ((starts, 1), (uneven, 2)):
-        memory = TorchMemory(torch, "cpu", 1 << 12)
+        memory = DeviceRing("cpu", 1 << 12)
         tile = Places(np.array([whole.ctypes.data + start for start in placed], np.uint64), chosen, width)
         views.clear()
         memory.pack([tile], 0)
@@ -99,7 +99,7 @@ def test_torch_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*told: Any) -> None:
         raise AssertionError("Torch not compiled with CUDA enabled")
 
-    monkeypatch.setattr("statelink.staged._memory.TorchMemory", refuse)
+    monkeypatch.setattr("statelink.staged._memory.DeviceRing", refuse)
     with pytest.raises(UnsupportedError, match=r"cannot be staged.*Torch not compiled with CUDA"):
         staging_memory("cuda:0", 100)
 
@@ -109,10 +109,10 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedError, match="memory of kind 'npu:0' cannot be staged"):
         staging_memory("npu:0", 100)
     made: list[Any] = []
-    monkeypatch.setattr("statelink.staged._memory.TorchMemory", lambda *told: made.append(told))
+    monkeypatch.setattr("statelink.staged._memory.DeviceRing", lambda *told: made.append(told))
     for kind in ("cuda", "cuda:1"):
         staging_memory(kind, 100)
-    assert made == [(torch, "cuda", 100), (torch, "cuda:1", 100)]
+    assert made == [("cuda", 100), ("cuda:1", 100)]
     monkeypatch.delitem(sys.modules, "torch")
     with pytest.raises(UnsupportedError, match="has not imported torch"):
         staging_memory("cuda:0", 100)

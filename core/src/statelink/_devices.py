@@ -1,6 +1,6 @@
-"""Allocates, fills and reads device memory without a backend, for the conformance kit and ``statelink doctor``.
+"""Memory of a device that Statelink allocates: for rings of staging, the conformance kit and ``statelink doctor``.
 
-torch is imported only when such memory is allocated. No code of a link imports this module.
+torch is imported only when such memory is allocated.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def allocate(kind: str, nbytes: int, by: str = "") -> DeviceMemory:
     """
     who = f"{by or 'torch'} cannot allocate memory of kind {kind!r}"
     try:
-        made: DeviceMemory = pkgutil.resolve_name(by)(kind, nbytes) if by else TorchMemory(kind, nbytes)
+        made: DeviceMemory = pkgutil.resolve_name(by)(kind, nbytes) if by else TorchMemory(kind, nbytes).clear()
     except ImportError as error:
         hint = "" if by else "install torch with support for this device; torch_npu brings that for 'npu'"
         raise BackendUnavailableError(who, cause=f"{type(error).__name__}: {error}", hint=hint) from error
@@ -66,7 +66,7 @@ def family(kind: str) -> str:
 
 
 class TorchMemory:
-    """Memory of a device that torch knows.
+    """Memory of a device that torch knows. Its bytes are whatever was there.
 
     Args:
         kind: The device, as torch names it.
@@ -79,9 +79,15 @@ class TorchMemory:
         with contextlib.suppress(ImportError):  # packages such as torch_npu add their device to torch
             importlib.import_module(f"torch_{family(kind)}")
         self._torch = torch
-        self._bytes = torch.zeros(nbytes, dtype=torch.uint8, device=kind)
-        self._wait()
+        self._device = torch.device(kind)
+        self._bytes = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
         self.address = int(self._bytes.data_ptr())
+
+    def clear(self) -> TorchMemory:
+        """Set every byte to zero, and return this memory. Returns when that is done."""
+        self._bytes.zero_()
+        self._wait()
+        return self
 
     def write(self, at: int, data: Array) -> None:
         """See `DeviceMemory.write`."""
@@ -94,7 +100,6 @@ class TorchMemory:
         self._wait()
 
     def _wait(self) -> None:
-        """Wait for these copies, because one from pageable memory may return early. Does not wait for other streams."""
-        device = self._bytes.device
-        if device.type != "cpu":
-            getattr(self._torch, device.type).current_stream(device).synchronize()
+        """Wait for this stream, and for no other: a copy from pageable memory may return early."""
+        if self._device.type != "cpu":
+            getattr(self._torch, self._device.type).current_stream(self._device).synchronize()

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from statelink._devices import TorchMemory, family
 from statelink.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from statelink.plan import Places
 
-__all__ = ["HostMemory", "StagingMemory", "TorchMemory", "staging_memory"]
+__all__ = ["DeviceRing", "HostMemory", "StagingMemory", "staging_memory"]
 
 PAGE = 4096
 WIDE_BYTES = 8
@@ -43,15 +44,15 @@ def staging_memory(kind: str, nbytes: int) -> StagingMemory:
     """
     if kind == "dram":
         return HostMemory(nbytes)
-    torch = sys.modules.get("torch")
-    if torch is None or kind.partition(":")[0] != "cuda":
+    imported = "torch" in sys.modules
+    if not imported or family(kind) != "cuda":
         raise UnsupportedError(
             f"memory of kind {kind!r} cannot be staged",
-            cause="the process has not imported torch" if torch is None else "only 'dram' and 'cuda' can",
+            cause="only 'dram' and 'cuda' can" if imported else "the process has not imported torch",
             hint="leave its components out of staging",
         )
     try:
-        return TorchMemory(torch, kind, nbytes)
+        return DeviceRing(kind, nbytes)
     except AssertionError as error:  # as torch says that it was built without CUDA
         raise UnsupportedError(
             f"memory of kind {kind!r} cannot be staged",
@@ -113,21 +114,17 @@ class HostMemory:
                 at += size
 
 
-class TorchMemory:
-    """Memory of a device that torch knows. Gathering and scattering run on the device, on a stream of their own.
+class DeviceRing(TorchMemory):
+    """Memory of a device, in the engine's torch. Gathering and scattering run on the device, on a stream of their own.
 
     Args:
-        torch: The module, which the engine has imported.
         kind: The device, as torch names it.
         nbytes: Size.
     """
 
-    def __init__(self, torch: Any, kind: str, nbytes: int) -> None:
-        self._torch = torch
-        self._device = torch.device(kind)
-        self._bytes = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
-        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
-        self.address = int(self._bytes.data_ptr())
+    def __init__(self, kind: str, nbytes: int) -> None:
+        super().__init__(kind, nbytes)
+        self._stream = self._torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         self.nbytes = nbytes
         self.kind = kind
 

@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from statelink import state
-from statelink._open import _own_handshake
-from statelink._staging import choose_staging, open_strategies
 from statelink.backend import BackendContext, Strategy
 from statelink.config import LinkConfig
 from statelink.errors import PeerError
 from statelink.link import Context, Link, Receiving, Sending, StaticRendezvous, Status
 from statelink.link.decode._in_flight import Proof
+from statelink.opening import choose_staging, open_strategies
+from statelink.opening._open import _own_handshake
 from statelink.registry import plugin_manager
 
 from .library import MoverBackend, OwnerBackend, PromptBackend, SimBackend

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 SOURCE = str(Path(statelink.__file__).parent) + os.sep
 LOOKED_AT = (
-    "_open.py",
-    "_slots.py",
+    "opening/_open.py",
+    "opening/_slots.py",
     "_background.py",
     *(f"link/{name}.py" for name in ("_link", "_context", "_control", "_exits", "_inspect", "_room_table")),
     *(f"link/runtime/{name}.py" for name in ("_loop", "_workers")),

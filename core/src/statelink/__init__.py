@@ -9,11 +9,11 @@ A backend author starts with `statelink.backend`; errors are in `statelink.error
 
 from __future__ import annotations
 
-from ._open import __version__, open, probe
 from .backend import hookimpl
 from .config import LinkConfig
 from .errors import StatelinkError
 from .link import Link, Receiving, Rendezvous, Room, Sending, Status
+from .opening import __version__, open, probe
 from .plan import Pages, content_of, indices_of
 from .registry import Listed, list_backends
 from .wire import Keys

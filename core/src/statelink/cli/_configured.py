@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from statelink._checks import CHECKS
 from statelink.config import CONFIG_VARIABLE, PREFIX, Given, LinkConfig, read_config
 from statelink.errors import BackendError, StatelinkError
+from statelink.opening import CHECKS
 from statelink.wire import ENVIRONMENT
 
 __all__ = ["BY_ENGINE", "Configured", "configured", "key_fields", "no_keys"]

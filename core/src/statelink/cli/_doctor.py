@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from statelink._select import AUTO
 from statelink.backend import Check, Verdict
+from statelink.opening import AUTO
 from statelink.registry import list_backends
 
 from ._checks import checked_alone

@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from statelink._select import AUTO
 from statelink.backend import Check, Verdict
 from statelink.config import Given
 from statelink.errors import StatelinkError
 from statelink.hints import install_hint
+from statelink.opening import AUTO
 from statelink.registry import entry_points, load_backend
 
 from ._configured import Configured

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from statelink._select import AUTO, check_options, check_transport
 from statelink.backend import Backend, Check, Diagnosing, Verdict
 from statelink.config import LinkConfig, read_options
 from statelink.errors import StatelinkError, UnknownBackendError
+from statelink.opening import AUTO, check_options, check_transport
 from statelink.registry import list_backends, load_backend, probed
 
 from ._loopback import Meant, Transfer, unsuited

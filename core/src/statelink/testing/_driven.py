@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from statelink import state
-from statelink._select import pick
-from statelink._staging import choose_staging, open_strategies
 from statelink.config import read_config
+from statelink.opening import choose_staging, open_strategies, pick
 from statelink.plan import Move, compile_pair, due, expected_move, plan_move, pushed, required, route
 from statelink.registry import plugin_manager
 

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from statelink._select import check_options
 from statelink.errors import StatelinkError
 from statelink.link import check_hash
 from statelink.rendezvous._connect import check_directory, check_directory_options, load_directory
 from statelink.telemetry import prepare
 from statelink.wire import Keys, check_advertised, check_host, check_keys, check_listen, parse_endpoint
+
+from ._select import check_options
 
 if TYPE_CHECKING:
     from statelink.config import Given

@@ -1,4 +1,4 @@
-"""Opens a link from its configuration, a backend and an inventory."""
+"""Opens a link from its configuration, a backend and an inventory. Closes what it opened where a step fails."""
 
 from __future__ import annotations
 
@@ -11,12 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statelink._checks import check_config
 from statelink._holding import held, into
 from statelink._logs import logger
-from statelink._select import pick
-from statelink._slots import LinkSlot
-from statelink._staging import choose_staging, open_strategies
 from statelink.backend import Backend, BackendContext, Probe, Strategy
 from statelink.config import LinkConfig, read_config, read_options
 from statelink.errors import BackendUnavailableError, ConfigError, StateError, StatelinkError
@@ -41,14 +37,20 @@ from statelink.wire import (
     no_descriptors,
 )
 
+from ._checks import check_config
+from ._select import pick
+from ._slots import LinkSlot
+from ._staging import choose_staging, open_strategies
+
 if TYPE_CHECKING:
     import os
 
     import pluggy
 
-    from statelink._select import Picked
     from statelink.state import StateType
     from statelink.wire import Keys
+
+    from ._select import Picked
 
 __all__ = ["__version__", "open", "probe"]
 

@@ -208,7 +208,7 @@ def test_help_is_made_of_whole_sentences(path: str, command: click.Command) -> N
             assert says[:1].isupper(), f"{path} {each.name}: {says!r}"
 
 
-@pytest.mark.parametrize(("path", "command"), COMMANDS)
+@pytest.mark.parametrize(("path", "command"), [*commands()])
 def test_every_command_prints_json(path: str, command: click.Command) -> None:
     if not isinstance(command, click.Group):
         flags = {flag for each in command.params for flag in each.opts}

@@ -150,7 +150,7 @@ class Process(Generic[_Own]):
         return self._pipe.poll(min(within, 1.0))
 
     def result(self, patience: float | None = None) -> Any:
-        """Wait for the end of the call that `start` began, and return or raise as `__call__` does.
+        """Wait for the end of the call that `start` began, and return or raise as a call does.
 
         Args:
             patience: Seconds to wait, instead of the process's own.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
-import os
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -146,13 +145,12 @@ class Caller:
         sock.settimeout(10)
         return sock
 
-    def dial(self, at: Callable[[bytes], tuple[int, int]] = lambda token: (os.getpid(), 0), number: int = 0) -> Stream:
+    def dial(self, at: Callable[[bytes], tuple[int, int]] = lambda token: (0, 0), number: int = 0) -> Stream:
         """Make a connection, and prove the key.
 
         Args:
             number: Its number.
             at: Given the token that only this connection has, the process and the address where it says that it lies.
-                By default, it lies nowhere. Without a process, the port answers nothing more.
 
         Raises:
             Lost: The port does not let it in.
@@ -167,7 +165,7 @@ class Caller:
             pid, address = at(digest(self.key, b"memory", *said))
             parts = (*said, str(pid).encode(), str(address).encode())
             stream.write(frame("Proof", proof=digest(self.key, b"sender", *parts), pid=pid, address=address))
-            stream.copies = bool(pid) and stream.hear("Welcome")["copy"]
+            stream.copies = stream.hear("Welcome")["copy"]
             assert challenge["proof"] == digest(self.key, b"receiver", *said), "it let in whom it should not know"
         except BaseException:
             stream.close()
@@ -188,6 +186,5 @@ class Caller:
         parts = (*said, str(proof["pid"]).encode(), str(proof["address"]).encode())
         if proof["proof"] != digest(self.key, b"sender", *parts):
             raise Lost("it does not hold the key")
-        if proof["pid"]:
-            stream.write(frame("Welcome", copy=copy))
+        stream.write(frame("Welcome", copy=copy))
         return stream

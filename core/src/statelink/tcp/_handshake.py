@@ -6,13 +6,12 @@
       Hello(sender, receiver, nonce)  ------------>
                                       <------------  Challenge(nonce, proof of the key)
       Proof(proof of the key, pid, address)  ------>
-                                      <------------  Welcome(copy), if the proof has a pid
+                                      <------------  Welcome(copy)
 
 Both sides prove that they hold the pair's key. The proofs cover all earlier messages. At ``address`` the sender has put
 a token that only this connection has. If the receiver reads the token there, it can read that process's memory, and
 ``pid`` means the same process to both sides (which is not so across pid namespaces). The token is fresh. With a
-constant, a peer could name the memory of another process. A sender on another machine has no ``pid`` to offer. Its
-batches follow its proof at once, which saves a round trip.
+constant, a peer could name the memory of another process.
 
 Nothing is encrypted, and the payload has no authentication code. After the set-up, the network is trusted.
 """
@@ -86,7 +85,7 @@ class Proof(msgspec.Struct, frozen=True, tag=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """The receiver takes batches of a sender that offered its memory. ``copy`` says that it can read that."""
+    """The receiver takes batches. ``copy`` says that it can read the sender's memory."""
 
     copy: bool
 
@@ -207,7 +206,7 @@ def _introduce(stream: Stream, own: Descriptor, peer: Descriptor, key: bytes, nu
     pid, address = (os.getpid(), token.ctypes.data) if near else (0, 0)
     parts = (*_said(hello, answer.nonce), str(pid).encode(), str(address).encode())
     stream.write(frame(Proof(digest(key, b"sender", *parts), pid, address)), deadline)
-    return near and decode(_read(stream, deadline), Welcome).copy
+    return decode(_read(stream, deadline), Welcome).copy and near
 
 
 def _read(stream: Stream, deadline: float) -> bytes:

@@ -243,8 +243,6 @@ class Listener:
         known = self._find(pending.hello.sender)
         if known is None:
             return
-        # Whoever is challenged may send batches right after its proof. So what can be refused is refused before that.
-        known.receivers.prepare(pending.hello.stream)
         pending.challenge = challenge(known.key, pending.hello)
         message = frame(pending.challenge)
         if pending.sock.send(message) < len(message):

@@ -66,8 +66,8 @@ class Caller(NamedTuple):
 class Receiver:
     """Serves the incoming connections of one peer with one number, one at a time.
 
-    A new connection replaces the one before, because its sender has given that one up. The receiver takes nothing from
-    the new one before the last byte of the old one has landed.
+    A new connection replaces the one before, because its sender has given that one up. The receiver welcomes the new
+    one only after the last byte of the old one has landed.
 
     Args:
         peer: The peer's link name.
@@ -88,21 +88,16 @@ class Receiver:
         self._stopping = False
         self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Start the thread, unless it runs. Callable from any thread; never blocks.
+    def offer(self, caller: Caller) -> None:
+        """Serve this connection as soon as the current one has ended. Callable from any thread; never blocks.
 
         Raises:
-            Lost: The system starts none.
+            Lost: The system starts no thread that could serve it. The connection is still the caller's.
         """
-        with self._lock:
-            if not self._stopping:
-                self._start()
-
-    def offer(self, caller: Caller) -> None:
-        """Serve this connection as soon as the current one has ended. After `start`. Any thread; never blocks."""
         with self._lock:
             superseded = caller if self._stopping else self._next
             if not self._stopping:
+                self._start()
                 self._next = caller
         if superseded is not None:
             superseded.sock.close()
@@ -160,8 +155,7 @@ class Receiver:
     def _serve(self, caller: Caller) -> None:
         stream = Stream(caller.sock, self._waker, self._check)
         readable = self._near and token_is_readable(caller.key, caller.hello, caller.nonce, caller.proof)
-        if caller.proof.pid:
-            stream.write(frame(Welcome(readable)))
+        stream.write(frame(Welcome(readable)))
         pid = caller.proof.pid if readable else 0
         connection = _Connection(self._peer, stream, pid, self._grants, self._copier, self._options)
         while True:

@@ -143,16 +143,9 @@ class Receivers:
         """Serve a connection. See `Receiver.offer`.
 
         Raises:
-            Lost: As `prepare`. The connection is still the caller's.
+            Lost: There is no such connection, or it cannot be served. The connection is still the caller's.
         """
-        self.prepare(caller.hello.stream).offer(caller)
-
-    def prepare(self, number: int) -> Receiver:
-        """Start what serves a connection. See `Receiver.start`.
-
-        Raises:
-            Lost: There is no connection of this number, or it cannot be served.
-        """
+        number = caller.hello.stream
         if number >= self._most:
             raise Lost(f"connection {number} of {self._most}")
         with self._lock:
@@ -164,8 +157,7 @@ class Receivers:
                     receiver = self._all[number] = self._make(number)
                 except OSError as error:
                     raise Lost(f"connection {number} cannot be served: {error}") from error
-        receiver.start()
-        return receiver
+        receiver.offer(caller)
 
     def stop(self) -> None:
         """See `Receiver.stop`."""

@@ -220,7 +220,7 @@ class TcpBackend(Backend):
         return self._own.encode()
 
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
-        """Store ``peer``. Prefill begins to connect to another machine, and waits only if a transport is required."""
+        """Store ``peer``. Nothing is sent before the first batch, so neither side waits for the other."""
         theirs = Descriptor.decode(descriptor, peer)
         if peer == self._own.link:
             raise TransferError("a link cannot connect to itself", backend="tcp", peer=peer)
@@ -243,8 +243,6 @@ class TcpBackend(Backend):
             except TransferError:
                 self.disconnect(peer)
                 raise
-        elif self._role == "prefill" and not made.near:
-            made.senders.want()  # on a long line, this takes longer than the first request
 
     def _make(self, theirs: Descriptor, key: bytes, regions: RegionTable) -> _Peer:
         """What is kept for a peer. No thread runs yet.

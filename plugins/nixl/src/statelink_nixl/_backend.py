@@ -54,9 +54,6 @@ __all__ = ["NixlBackend"]
 GREETING = 64
 """Number of bytes of the first write to a peer."""
 
-LONG_SECONDS = 0.04
-"""A peer whose first small write takes longer is at the other end of a long line. It takes two or three round trips."""
-
 PROBES = 64
 """Number of writes of the whole scratch memory that find out the transport."""
 
@@ -74,15 +71,13 @@ Place = tuple[str, int, int]
 class _Peer(Remote):
     """A remote agent that is loaded in the library."""
 
-    __slots__ = ("greetings", "slow", "words")
+    __slots__ = ("slow", "words")
     table: Table
 
     def __init__(self, name: str, table: Table) -> None:
         super().__init__(name, table)
         self.words: dict[tuple[str, str], str] = {}
         """The transport between each kind of memory here and each kind there."""
-        self.greetings: list[Posted[_Peer]] = []
-        """First writes that nobody waited for."""
         self.slow = False
         """Whether bytes from or to a card may be copied through the host, piece by piece."""
 
@@ -123,8 +118,6 @@ class NixlBackend(PostingBackend[_Peer]):
             raise BackendUnavailableError(reason, hint=hint, backend=self.name) from error
         self._link = context.link
         self._require = context.require
-        self._writes = context.role != "decode"
-        """Whether this side ever writes to a peer, but to find out the transport."""
         self._card_scratch, self._card = 0, 0
         """The address of bytes on a card that peers may overwrite, and the card; 0 if there are none."""
         self._timeout: float = options.connect_timeout
@@ -239,16 +232,15 @@ class NixlBackend(PostingBackend[_Peer]):
         return found.encode()
 
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
-        """Load a peer's metadata. A side that sends writes a few bytes to it, which connects the transports."""
+        """Load a peer's metadata, and write a few bytes to the peer, which also connects its transports."""
         offered = Descriptor.decode(descriptor, peer)
         table = Table(regions)
-        self._end_greetings(peer)
         with self._lock:
             agent = self._open()
             self._ledger.make_room(peer)  # NIXL repairs no connection, and does not replace one
             self._load(agent, peer, offered)
             self._ledger.add(_Peer(peer, table))
-        if self._probes:
+        if self._timeout:
             self._greet(peer, offered.scratch)
         words: dict[tuple[str, str], str] = {}
         slow = False
@@ -265,11 +257,6 @@ class NixlBackend(PostingBackend[_Peer]):
                 alike = [word for (here, there), word in words.items() if here == there]
                 known.transport = "+".join(sorted(set(alike or words.values()))) or UNKNOWN
 
-    @property
-    def _probes(self) -> bool:
-        """Whether to write to a peer to find out whether, and over what, it is reached."""
-        return self._timeout > 0 and (self._writes or bool(self._require))
-
     def _word(self, peer: str, offered: Descriptor, here: str, there: str) -> tuple[str, bool | None]:
         """The transport between a kind of memory here and one at a peer, and whether a probe went over TCP. Blocks."""
         near = offered.host in ("", boot_id())
@@ -278,7 +265,7 @@ class NixlBackend(PostingBackend[_Peer]):
         word = told(may, near=near, cards=cards, over_tcp=None)
         mine = (self._card_scratch, self._card) if here == VRAM else (SCRATCH.ctypes.data, 0)
         theirs = (offered.card_scratch, offered.card) if there == VRAM else (offered.scratch, 0)
-        if word != UNKNOWN or not self._probes or TCP not in may or not mine[0] or not theirs[0]:
+        if word != UNKNOWN or not self._timeout or TCP not in may or not mine[0] or not theirs[0]:
             return word, None
         over_tcp = self._over_tcp(peer, (here, *mine), (there, *theirs))
         return told(may, near=near, cards=cards, over_tcp=over_tcp), over_tcp
@@ -436,28 +423,11 @@ class NixlBackend(PostingBackend[_Peer]):
     def _greet(self, peer: str, scratch: int) -> None:
         """Write a few bytes that nobody reads, so that the library connects all that it has to the peer.
 
-        On a long line, it waits only for a small write, which shows that the peer is reached. The connections of the
-        threads then come to be beside the first requests, since each takes several round trips.
-
         Raises:
             TransferError: The peer did not take the bytes.
         """
-        here, there, began = (DRAM, SCRATCH.ctypes.data, 0), (DRAM, scratch, 0), time.monotonic()
-        self._probe(peer, here, there, 1, GREETING)
-        known, long = self._ledger.get(peer), time.monotonic() - began > LONG_SECONDS
         for _ in range(self._threads.greetings):
-            if long and known is not None:
-                known.greetings.append(self._begin(peer, here, there, self._threads.blocks, GREETING))
-            else:
-                self._probe(peer, here, there, self._threads.blocks, GREETING)
-
-    def _end_greetings(self, peer: str) -> None:
-        """Wait for the greetings of an earlier connection, since NIXL replaces none that is in use."""
-        known, until = self._ledger.get(peer), time.monotonic() + self._timeout
-        greetings = [] if known is None else known.greetings
-        while any(work.outcome is None for work in greetings) and time.monotonic() < until:
-            time.sleep(0.0005)
-            self.poll(greetings)
+            self._probe(peer, (DRAM, SCRATCH.ctypes.data, 0), (DRAM, scratch, 0), self._threads.blocks, GREETING)
 
     def _over_tcp(self, peer: str, near: Place, far: Place) -> bool:
         """Whether bytes to a peer use TCP. Makes a transfer, and compares it with the kernel's count of bytes over TCP.
@@ -469,35 +439,21 @@ class NixlBackend(PostingBackend[_Peer]):
         self._probe(peer, near, far, PROBES, CARD_SCRATCH_BYTES)
         return sent_over_tcp() - before >= PROBES * CARD_SCRATCH_BYTES // 2
 
-    def _begin(self, peer: str, near: Place, far: Place, rows: int, nbytes: int) -> Posted[_Peer]:
-        """Begin to write to a peer's scratch memory.
-
-        Raises:
-            TransferError: NIXL refused it.
-        """
-        (here, *mine), (there, *theirs) = near, far
-        ours, others = (np.repeat(row(address, nbytes, device), rows, axis=0) for address, device in (mine, theirs))
-        try:
-            return self._post(peer, [Part(here, ours, there, others)])
-        except TransferError as error:
-            self.disconnect(peer)
-            raise Descriptor.refused(peer, str(error.reason.cause)) from error
-
     def _probe(self, peer: str, near: Place, far: Place, rows: int, nbytes: int) -> None:
         """Write to a peer's scratch memory, and wait.
 
         Raises:
             TransferError: The peer did not take the write.
         """
-        self._await(peer, self._begin(peer, near, far, rows, nbytes), time.monotonic() + self._timeout)
-
-    def _await(self, peer: str, work: Posted[_Peer], until: float) -> None:
-        """Wait for the end of a first write.
-
-        Raises:
-            TransferError: The peer did not take it.
-        """
-        while work.outcome is None and time.monotonic() < until:
+        (here, *mine), (there, *theirs) = near, far
+        ours, others = (np.repeat(row(address, nbytes, device), rows, axis=0) for address, device in (mine, theirs))
+        deadline = time.monotonic() + self._timeout
+        try:
+            work = self._post(peer, [Part(here, ours, there, others)])
+        except TransferError as error:
+            self.disconnect(peer)
+            raise Descriptor.refused(peer, str(error.reason.cause)) from error
+        while work.outcome is None and time.monotonic() < deadline:
             time.sleep(0.0005)
             self.poll([work])
         if work.outcome is None or not work.outcome.ok:

@@ -53,11 +53,6 @@ RESOLVING = "UCX_RESOLVE_REMOTE_EP_ID"
 If it does, the other side makes an endpoint, too. UCX destroys neither as long as both processes live, and NIXL does
 not force it to. So each remote agent that is removed leaves its sockets. UCX 1.23, of NIXL 1.5, asks by default.
 """
-AT_ONCE = "UCX_TCP_CONN_NB"
-"""Whether UCX goes on while the kernel connects. If not, the connections to a peer are made one after the other, in a
-call that holds NIXL's lock: on a long line, this takes a round trip for each thread."""
-OURS = {RESOLVING: "off", AT_ONCE: "y"}
-"""Settings of UCX for the links of this backend, unless the environment or the options have others."""
 
 SCRATCH = np.zeros(4096, np.uint8)
 """Memory for the first bytes from peers. It is never freed, so that a late write does not land in other memory."""
@@ -145,7 +140,7 @@ class Library:
 
     def agent(self, name: str, options: Options) -> Any:
         """An agent with its backends. Devices are open, and the progress thread runs."""
-        settings = {name: value for name, value in OURS.items() if name not in os.environ}
+        settings = {RESOLVING: "off"} if RESOLVING not in os.environ else {}
         settings.update({f"UCX_{key}": value for key, value in options.ucx.items()})
         if options.devices:
             settings["UCX_NET_DEVICES"] = ",".join(options.devices)

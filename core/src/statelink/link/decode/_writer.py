@@ -212,7 +212,11 @@ class Writer:
             # A thread of the backend calls this, or this thread.
             then = partial(self._context.post, partial(landed, self))
             use = self.rank.name, accepted.room, accepted.generation
-            landing.when_landed(*use, sum(self._expected.values()), then)
+            nbytes = sum(self._expected.values())
+            if nbytes:
+                landing.when_landed(*use, nbytes, then)
+            else:  # decode did not know how many tokens there are, and holds them all
+                self.land()
         return reason
 
     def land(self) -> None:

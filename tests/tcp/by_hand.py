@@ -172,8 +172,10 @@ class Caller:
             raise
         return stream
 
-    def admit(self, called: socket.socket, *, copy: bool = False) -> Stream:
+    def admit(self, called: socket.socket, *, copy: bool = False, welcome: bool = True) -> Stream:
         """Let in somebody who calls, as a data port does; ``copy`` says that it would read the caller's memory.
+
+        Without ``welcome``, the last message is left out.
 
         Raises:
             Lost: It does not hold the key.
@@ -186,5 +188,6 @@ class Caller:
         parts = (*said, str(proof["pid"]).encode(), str(proof["address"]).encode())
         if proof["proof"] != digest(self.key, b"sender", *parts):
             raise Lost("it does not hold the key")
-        stream.write(frame("Welcome", copy=copy))
+        if welcome:
+            stream.write(frame("Welcome", copy=copy))
         return stream

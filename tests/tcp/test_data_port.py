@@ -102,7 +102,8 @@ def test_a_recorded_connection_is_worth_nothing(
 ) -> None:
     """Every byte of a connection that wrote, sent again while the grant still holds.
 
-    Where the receiver's challenge is always the same one, it works: the recording is right.
+    Where the receiver's challenge is always the same one, it lets the recording in, so that is right. But it knows the
+    batch by its number, which landed before.
     """
     if not fresh:
         monkeypatch.setattr(secrets, "token_bytes", bytes)
@@ -115,10 +116,7 @@ def test_a_recorded_connection_is_worth_nothing(
     here.memory[:100] = 1
     cut = recorder.replay()
     assert cut is fresh
-    if fresh:
-        assert (here.memory[:100] == 1).all(), "nothing was written"
-    else:
-        until(lambda: untouched(here.memory), what="the recorded write")
+    assert (here.memory[:100] == 1).all(), "it is not written again"
 
 
 def still_open(sock: socket.socket) -> bool:

@@ -45,11 +45,11 @@ def test_frames_that_come_together(here: Node, stream: Stream) -> None:
     """WRITEs of both modes, allowed and refused, in pieces of any size."""
     numbers = random.Random(3)
     source = np.random.default_rng(3).integers(1, 255, SIZE, np.uint8)
-    for _ in range(ROUNDS):
+    for first in range(1, ROUNDS * WRITES, WRITES):
         here.memory[:SIZE] = POISON
         expected = np.full(SIZE, POISON, np.uint8)
         sent, statuses = b"", []
-        for sequence in range(1, WRITES + 1):
+        for sequence in range(first, first + WRITES):
             mode = numbers.choice([SEND, COPY]) if stream.copies else SEND
             room = numbers.choice([1, 1, 1, 2])
             cuts = sorted(numbers.sample(range(SIZE + 1), 2 * numbers.choice([1, 2, 40])))
@@ -84,3 +84,17 @@ def test_a_large_frame_after_small_ones(here: Node, stream: Stream) -> None:
     assert [stream.answer()[0] for _ in range(3)] == [DONE] * 3
     assert here.memory[:4].tobytes() == b"abc" + bytes([POISON])
     assert here.memory[64 : 64 + 2 * count].tobytes() == (b"x" + bytes([POISON])) * count
+
+
+def test_a_batch_that_comes_again(here: Node) -> None:
+    """It has landed, and its sender did not hear of it: the receiver says so, and writes nothing."""
+    caller = Caller("source", here.open("target"))
+    here.connect("target", "source", caller.descriptor)
+    grant_all(here)
+    for sequence, payload, found in [(7, b"abc", b"abc"), (7, b"xyz", b"abc"), (8, b"def", b"def")]:
+        stream = caller.dial()
+        header = HEADER.pack(b"SLw1", SEND, 1, sequence, 1, 1, 3)
+        stream.write(header + struct.pack("<QQ", here.address, 3) + payload)
+        assert stream.answer()[:2] == (DONE, sequence)
+        stream.close()
+        assert here.memory[:3].tobytes() == found

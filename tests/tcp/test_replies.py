@@ -35,7 +35,7 @@ class Written(NamedTuple):
 class Receiver:
     """A receiver that is spoken by hand, and a sender that moves blocks of `SIZE` bytes to it."""
 
-    def __init__(self, node: Node, mode: str, **options: Any) -> None:
+    def __init__(self, node: Node, mode: str, *, welcome: bool = True, **options: Any) -> None:
         self.node = node
         caller = Caller("target", node.open("source", **opening(mode), **options))
         self._server = socket.create_server(("127.0.0.1", 0))
@@ -43,11 +43,11 @@ class Receiver:
         caller.own["port"] = self._server.getsockname()[1]
         node.connect("source", "target", caller.descriptor)
         self.transfers = [self.submit()]
-        self._caller, self.stream = caller, self.admitted(caller)
+        self._caller, self.stream = caller, self.admitted(caller, welcome=welcome)
 
-    def admitted(self, caller: Caller | None = None) -> Stream:
+    def admitted(self, caller: Caller | None = None, *, welcome: bool = True) -> Stream:
         """Let the sender in, which connects."""
-        return (caller or self._caller).admit(self._server.accept()[0], copy=True)
+        return (caller or self._caller).admit(self._server.accept()[0], copy=True, welcome=welcome)
 
     def submit(self) -> Transfer:
         columns = {"source": u64(self.node.address), "target": u64(1000), "nbytes": u64(SIZE)}
@@ -230,3 +230,33 @@ def test_a_reply_comes_while_somebody_sends(receiver: Receiver, monkeypatch: pyt
     for at in (1, 2):
         receiver.answer(DONE, receiver.written().sequence)
         assert receiver.over(at) == (True, "")
+
+
+@pytest.mark.parametrize("welcome", [True, False])
+def test_a_receiver_that_leaves_before_its_first_answer(welcome: bool) -> None:
+    """It gets the batches once more, over another connection, with the numbers that they had."""
+    with receiving("SEND", welcome=welcome) as receiver:
+        receiver.more(1)
+        before = [receiver.written() for _ in receiver.transfers]
+        receiver.stream.close()
+        receiver.stream = receiver.admitted()
+        assert [receiver.written() for _ in receiver.transfers] == before
+        for each in before:
+            receiver.answer(DONE, each.sequence)
+        assert [receiver.over(at) for at in (0, 1)] == [(True, "")] * 2
+        receiver.more(1)  # an answer has come: this one fails with its connection
+        receiver.written()
+        receiver.stream.close()
+        assert "lost the peer" in receiver.over(2)[1]
+
+
+def test_a_receiver_that_leaves_twice() -> None:
+    with receiving("SEND") as receiver:
+        receiver.written()
+        receiver.stream.close()
+        receiver.stream = receiver.admitted()
+        receiver.written()
+        receiver.stream.close()
+        ok, reason = receiver.over(0)
+        assert not ok
+        assert "lost the peer" in reason

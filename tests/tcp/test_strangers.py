@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import struct
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -113,17 +114,18 @@ def test_who_answers_a_call_with_something_else(here: Node, answer: bytes) -> No
 @pytest.mark.parametrize(
     ("reply", "ok"),
     [
-        (REPLY.pack(b"SLr1", DONE, 0, 1), True),
-        (REPLY.pack(b"SLr1", DONE, 0, 2), False),
-        (REPLY.pack(b"SLr2", DONE, 0, 1), False),
-        (REPLY.pack(b"SLr1", 0, 0, 1), False),
-        (REPLY.pack(b"SLr1", 5, 0, 1), False),
-        (REPLY.pack(b"SLr1", DONE, 513, 1) + bytes(513), False),
-        (b"\xff" * REPLY.size, False),
-        (b"", False),
+        (lambda number: REPLY.pack(b"SLr1", DONE, 0, number), True),
+        (lambda number: REPLY.pack(b"SLr1", DONE, 0, number + 1), False),
+        (lambda number: REPLY.pack(b"SLr2", DONE, 0, number), False),
+        (lambda number: REPLY.pack(b"SLr1", 0, 0, number), False),
+        (lambda number: REPLY.pack(b"SLr1", 5, 0, number), False),
+        (lambda number: REPLY.pack(b"SLr1", DONE, 513, number) + bytes(513), False),
+        (lambda number: b"\xff" * REPLY.size, False),
+        (lambda number: b"", False),
     ],
+    ids=["done", "another batch", "no magic", "status 0", "status 5", "a long reason", "noise", "nothing"],
 )
-def test_who_answers_a_write_with_something_else(here: Node, reply: bytes, ok: bool) -> None:
+def test_who_answers_a_write_with_something_else(here: Node, reply: Callable[[int], bytes], ok: bool) -> None:
     """A reply counts if it is one, and the next."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         stranger = Caller("stranger", here.open("source", drain_timeout=0.1))
@@ -132,10 +134,11 @@ def test_who_answers_a_write_with_something_else(here: Node, reply: bytes, ok: b
         called, _ = server.accept()
         with called:
             stream = stranger.admit(called)
-            stream.read(HEADER.size + 16 + 100)
-            stream.write(reply)
-            if not reply:
-                called.shutdown(socket.SHUT_WR)
+            number = HEADER.unpack(stream.read(HEADER.size))[3]
+            stream.read(16 + 100)
+            stream.write(reply(number))
+            called.shutdown(socket.SHUT_WR)
+            server.close()  # it is not let in again
             outcome = here.outcome(transfer)
     assert outcome.ok is ok
     assert outcome.settled or not ok

@@ -220,7 +220,11 @@ class TcpBackend(Backend):
         return self._own.encode()
 
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
-        """Store ``peer``. Nothing is sent before the first batch, so neither side waits for the other."""
+        """Store ``peer``. Neither side waits for the other.
+
+        A prefill rank begins to dial, so that its first batch need not wait for that. A rank of both roles may never
+        send to this peer, and dials with the first batch.
+        """
         theirs = Descriptor.decode(descriptor, peer)
         if peer == self._own.link:
             raise TransferError("a link cannot connect to itself", backend="tcp", peer=peer)
@@ -243,6 +247,8 @@ class TcpBackend(Backend):
             except TransferError:
                 self.disconnect(peer)
                 raise
+        elif self._role == "prefill":
+            made.senders.want()
 
     def _make(self, theirs: Descriptor, key: bytes, regions: RegionTable) -> _Peer:
         """What is kept for a peer. No thread runs yet.

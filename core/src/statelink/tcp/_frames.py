@@ -90,7 +90,7 @@ class Header(NamedTuple):
     Attributes:
         mode: How its bytes travel.
         blocks: Number of blocks.
-        sequence: Number of this batch on its connection.
+        sequence: Number of this batch, greater than those of all earlier ones of its sender.
         room: The request.
         generation: Which use of the room id it is.
         total: Bytes of all blocks.

@@ -8,6 +8,9 @@
       Proof(proof of the key, pid, address)  ------>
                                       <------------  Welcome(copy)
 
+Where memory cannot be read, batches follow the proof at once, since the receiver is known by then. Otherwise the sender
+waits for `Welcome`, which says how they travel.
+
 Both sides prove that they hold the pair's key. The proofs cover all earlier messages. At ``address`` the sender has put
 a token that only this connection has. If the receiver reads the token there, it can read that process's memory, and
 ``pid`` means the same process to both sides (which is not so across pid namespaces). The token is fresh. With a
@@ -47,6 +50,7 @@ __all__ = [
     "decode",
     "dial",
     "frame",
+    "take",
     "token_is_readable",
     "verify",
 ]
@@ -111,6 +115,20 @@ def decode(raw: bytes, kind: type[Message]) -> Message:
         raise Lost(f"it does not speak this protocol ({error})") from error
 
 
+def take(received: bytearray, kind: type[Message]) -> Message | None:
+    """Take the first frame away from what was received. ``None`` while it is not complete.
+
+    Raises:
+        Lost: It is no message of this kind.
+    """
+    end = PREFIX + _length(received) if len(received) >= PREFIX else len(received) + 1
+    if len(received) < end:
+        return None
+    message = decode(bytes(received[PREFIX:end]), kind)
+    del received[:end]
+    return message
+
+
 def challenge(key: bytes, hello: Hello) -> Challenge:
     """The receiver's answer to ``hello``."""
     nonce = secrets.token_bytes(32)
@@ -140,13 +158,16 @@ def dial(
     options: Options,
     waker: Waker,
     check: Callable[[], None],
-) -> tuple[Stream, bool]:
+    *,
+    patient: bool = True,
+) -> tuple[Stream, bool | None]:
     """Make connection ``number`` to ``peer`` and authenticate.
 
-    Returns the stream, and whether the receiver reads this side's memory.
+    Returns the stream, and whether the receiver reads this side's memory. The latter is ``None`` where it cannot, and
+    the receiver's `Welcome` comes later.
 
-    A peer may hang up because it does not know this side yet, or has too many connections. So the attempt is repeated
-    until ``connect_timeout``.
+    A peer may hang up because it does not know this side yet, or has too many connections. So a ``patient`` attempt is
+    repeated until ``connect_timeout``.
 
     Raises:
         Lost: The peer cannot be reached, or is not who it should be.
@@ -158,7 +179,7 @@ def dial(
         try:
             return _dial(own, peer, key, number, options, waker, check, deadline)
         except Lost as lost:
-            if not lost.ended or time.monotonic() + pause > deadline:
+            if not (lost.ended and patient) or time.monotonic() + pause > deadline:
                 raise Lost(f"cannot reach it at {peer.host} port {peer.port}: {lost}", ended=True) from lost
         waker.wait(pause)
         check()
@@ -174,7 +195,7 @@ def _dial(
     waker: Waker,
     check: Callable[[], None],
     deadline: float,
-) -> tuple[Stream, bool]:
+) -> tuple[Stream, bool | None]:
     with contextlib.ExitStack() as undo:
         try:
             sock = socket.socket(socket.AF_INET6 if ":" in peer.host else socket.AF_INET)
@@ -194,7 +215,9 @@ def _dial(
         return stream, copy
 
 
-def _introduce(stream: Stream, own: Descriptor, peer: Descriptor, key: bytes, number: int, deadline: float) -> bool:
+def _introduce(
+    stream: Stream, own: Descriptor, peer: Descriptor, key: bytes, number: int, deadline: float
+) -> bool | None:
     hello = Hello(own.link, peer.link, secrets.token_bytes(32), number)
     stream.write(frame(hello), deadline)
     answer = decode(_read(stream, deadline), Challenge)
@@ -206,18 +229,22 @@ def _introduce(stream: Stream, own: Descriptor, peer: Descriptor, key: bytes, nu
     pid, address = (os.getpid(), token.ctypes.data) if near else (0, 0)
     parts = (*_said(hello, answer.nonce), str(pid).encode(), str(address).encode())
     stream.write(frame(Proof(digest(key, b"sender", *parts), pid, address)), deadline)
-    return decode(_read(stream, deadline), Welcome).copy and near
+    return decode(_read(stream, deadline), Welcome).copy if near else None
 
 
 def _read(stream: Stream, deadline: float) -> bytes:
     prefix = bytearray(PREFIX)
     stream.read(memoryview(prefix), deadline)
-    length = int.from_bytes(prefix, "little")
-    if not 0 < length <= MAX_FRAME:
-        raise Lost(f"it does not speak this protocol (a frame of {length} bytes)")
-    raw = bytearray(length)
+    raw = bytearray(_length(prefix))
     stream.read(memoryview(raw), deadline)
     return bytes(raw)
+
+
+def _length(received: bytearray) -> int:
+    length = int.from_bytes(received[:PREFIX], "little")
+    if not 0 < length <= MAX_FRAME:
+        raise Lost(f"it does not speak this protocol (a frame of {length} bytes)")
+    return length
 
 
 def _said(hello: Hello, nonce: bytes) -> tuple[bytes, ...]:

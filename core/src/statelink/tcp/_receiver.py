@@ -82,6 +82,8 @@ class Receiver:
         self._grants = grants
         self._options = options
         self._copier = Copier(peer, options.piece_bytes, options.copy_threads)
+        self._landed = -1
+        """Number of the last batch that has landed. Its sender sends it again if it did not hear of that."""
         self._lock = threading.Lock()
         self._waker = Waker()
         self._next: Caller | None = None
@@ -157,9 +159,12 @@ class Receiver:
         readable = self._near and token_is_readable(caller.key, caller.hello, caller.nonce, caller.proof)
         stream.write(frame(Welcome(readable)))
         pid = caller.proof.pid if readable else 0
-        connection = _Connection(self._peer, stream, pid, self._grants, self._copier, self._options)
-        while True:
-            connection.serve_one()
+        connection = _Connection(self._peer, stream, pid, self._grants, self._copier, self._options, self._landed)
+        try:
+            while True:
+                connection.serve_one()
+        finally:
+            self._landed = connection.landed
 
 
 class _Connection:
@@ -168,9 +173,13 @@ class _Connection:
     Args:
         pid: The process whose memory may be read; 0 for none.
         copier: Reads it.
+        landed: Number of the last batch that has landed.
     """
 
-    def __init__(self, peer: str, stream: Stream, pid: int, grants: Grants, copier: Copier, options: Options) -> None:
+    def __init__(
+        self, peer: str, stream: Stream, pid: int, grants: Grants, copier: Copier, options: Options, landed: int
+    ) -> None:
+        self.landed = landed
         self._peer = peer
         self._stream = stream
         self._pid = pid
@@ -191,7 +200,10 @@ class _Connection:
         targets, nbytes, sources = self._read_arrays(header)
         check_lengths(header, nbytes)
         admitted = self._grants.admit(self._peer, header.room, header.generation, targets, nbytes)
-        if isinstance(admitted, str):
+        if header.sequence <= self.landed:  # it landed, and the connection on which that was said has ended
+            self._reply(header, Status.DONE)
+            self._discard(header, 0)
+        elif isinstance(admitted, str):
             self._reply(header, Status.REFUSED, admitted)
             self._discard(header, 0)
         elif header.mode is Mode.SEND:
@@ -237,6 +249,7 @@ class _Connection:
 
     def _land(self, header: Header, grant: Grant) -> None:
         # The reply first: who is told here may close this backend, and the sender still has to learn of its success.
+        self.landed = header.sequence
         self._reply(header, Status.DONE)
         grant.land(header.total)
 

@@ -12,7 +12,7 @@ from statelink.backend import Side, logger
 from statelink.errors import TransferError
 
 from ._frames import REPLY, BadFrameError, Mode, Reply, Status, unpack_reply
-from ._handshake import dial
+from ._handshake import Welcome, dial, take
 from ._lingering import Linger
 from ._stream import MORE_THREADS, POLLIN, POLLOUT, Interrupted, Lost, Stream, Waker
 from ._write import Write
@@ -30,6 +30,8 @@ log = logger("statelink.tcp")
 
 TRANSPORTS: Final = {Mode.COPY: "process_vm", Mode.SEND: "socket"}
 """The transports: the receiver reads this side's memory, or the connection carries the payload."""
+AGAIN_SECONDS: Final = 0.1
+"""Seconds until batches are sent again whose receiver ended the connection. It may be about to take another one."""
 MOST_OFFERED_PIECES: Final = 4
 """Most pieces that `Sender.submit` offers to the socket."""
 
@@ -40,7 +42,9 @@ class Sender:
     ``submit`` queues a batch, and sends what is queued itself, if there is a connection, nobody else is sending and the
     socket takes it. The first batch starts a thread, which connects, sends what is left, and takes the replies. Several
     batches can be under way before the peer replies. If the connection is lost, these fail, and the next batch opens a
-    new one.
+    new one. But if the receiver ended it and had not answered any on it, they are sent again once, over another one. It
+    may have connected this side anew, or have waited too long for the proof. They keep their numbers, by which the
+    receiver knows what it has.
 
     If the payload does not travel through the connection, a link's control thread takes the replies (`attend`), so that
     a transfer ends on the thread that waits for it. It leaves everything unusual to this object's own thread.
@@ -92,7 +96,13 @@ class Sender:
         """Whether batches may be sent over `_stream`."""
         self._stream: Stream | None = None
         self._mode = Mode.SEND
-        self._sequence = 0
+        self._welcomed = False
+        self._answered = False
+        """Whether the receiver has answered a batch on this connection."""
+        self._again = ""
+        """Why the last connection ended, if its batches are sent again."""
+        self._sequence = time.monotonic_ns()
+        """Number of the last batch: greater than all numbers of this process's earlier connections to the peer."""
         self._current: Write | None = None
         self._unanswered: deque[Write] = deque()
         self._progress = 0.0
@@ -297,10 +307,15 @@ class Sender:
 
     def _connect(self) -> None:
         try:
-            stream, near = dial(self._own, self._peer, self._key, self._number, self._options, self._waker, self._check)
+            # A receiver that let this side in and left either takes it in again at once, or will not.
+            patient = not (self._again and self._welcomed)
+            stream, near = dial(
+                self._own, self._peer, self._key, self._number, self._options, self._waker, self._check, patient=patient
+            )
             with self._turn:
                 self._stream, self._open = stream, True
                 self._mode, self._known = Mode.COPY if near else Mode.SEND, True
+                self._welcomed, self._answered = near is not None, False
                 self.round_trip = stream.round_trip()
                 self._replies.clear()
                 self._trouble, self._missed = None, False
@@ -309,18 +324,21 @@ class Sender:
                         self._loop.add_reader(stream.fileno(), self.attend)
                         self._attended = True
         except Lost as lost:
-            self._fail_queue(str(lost))
+            self._fail_queue(self._again or str(lost))
+            self._again = ""
             return
         finally:
             self._wanted = False
             self._dialled.set()
 
     def _begin(self, write: Write) -> None:
-        self._sequence += 1
+        if not write.sequence:
+            self._sequence += 1
+            write.sequence = self._sequence
         self._current = write
         if not self._unanswered:
             self._progress = time.monotonic()
-        write.begin(self._sequence, self._mode)
+        write.begin(self._mode)
 
     def _deadline(self) -> float | None:
         waiting = self._current is not None or self._unanswered
@@ -371,6 +389,10 @@ class Sender:
             self._handle_all(ended)
 
     def _handle_all(self, ended: list[tuple[Write, str]]) -> None:
+        if not self._welcomed:
+            if take(self._replies, Welcome) is None:
+                return
+            self._welcomed = True
         while len(self._replies) >= REPLY.size:
             reply = unpack_reply(self._replies[: REPLY.size])
             end = REPLY.size + reply.length
@@ -385,6 +407,7 @@ class Sender:
         write = self._unanswered[0] if self._unanswered else self._current
         if write is None or write.sequence != reply.sequence or (reply.status is Status.DONE and not write.sent):
             raise BadFrameError(f"reply {reply.status.name} to batch {reply.sequence}, which is not waiting for one")
+        self._answered, self._again = True, ""
         if self._unanswered:
             self._unanswered.popleft()
         if reply.status is Status.RESEND and write.mode is Mode.COPY and write.sent:
@@ -417,6 +440,11 @@ class Sender:
             failed = [*self._unanswered, *([self._current] if self._current is not None else [])]
             self._unanswered.clear()
             self._current = None
+            again = bool(failed) and ended and not (self._answered or self._again or self._stopping)
+            self._again = reason if again else ""
+            if again:
+                self._queue.extendleft(reversed(failed))
+                failed = []
         unsettled = [write for write in failed if write.exposed and not ended]
         for write in failed:
             # Nothing more is sent. The socket holds a copy, which may still land. In mode COPY, the receiver may still
@@ -428,6 +456,8 @@ class Sender:
             self._lingering.add(Linger(self._stream, unsettled))
             self._stream = None
         self._disconnect()
+        if again:
+            self._waker.wait(AGAIN_SECONDS)
 
     def _drain(self) -> bool:
         """Tell the receiver to stop, and wait for its confirmation. Replies still count."""

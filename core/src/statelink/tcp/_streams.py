@@ -37,7 +37,8 @@ class Senders:
 
     On the first one, a small batch waits for other small ones alone. A large batch, or a piece of one, goes to the
     first of the others on which few wait, or where the fewest do. Another connection is made while enough wait on all,
-    and batches wait for it only as long as there is none.
+    and batches wait for it only as long as there is none. A long line gets all of them with its first large batch,
+    since it takes round trips to make one.
 
     Args:
         make: Makes the sender of a connection, given its number. Raises `OSError` if the process has no file
@@ -81,6 +82,8 @@ class Senders:
         """The connection for a large batch."""
         long = any(each.round_trip >= LONG_SECONDS for each in self._all)
         number, enough = (self._most, ENOUGH) if long else (min(self._most, FEW), 1)
+        while long and len(self._all) < number and (another := self._another()) is not None:
+            another.want()
         known = [each for each in self._all[1:] if each.transport]
         best: Sender | None = None
         for each in known or self._all[1:]:

@@ -36,12 +36,12 @@ class Write(Transfer):
         self._position = 0
         self._total = 0
 
-    def begin(self, sequence: int, mode: Mode) -> None:
-        """Make what to send: the frame, and in mode SEND the payload."""
+    def begin(self, mode: Mode) -> None:
+        """Make what to send: the frame with `sequence`, and in mode SEND the payload."""
         assert self._batch is not None
         blocks = self._batch.blocks
         nbytes = int(np.add.reduce(blocks.nbytes))
-        header = Header(mode, len(blocks.nbytes), sequence, self._batch.room, self._batch.generation, nbytes)
+        header = Header(mode, len(blocks.nbytes), self.sequence, self._batch.room, self._batch.generation, nbytes)
         self._frame = frame = pack_write(header, blocks)
         self._vectors, self._total = None, len(frame)
         if mode is Mode.SEND or len(frame) > MOST_PROMPT_BYTES:
@@ -53,7 +53,6 @@ class Write(Transfer):
             self._vectors = Vectors(addresses, lengths)
             self._total = self._vectors.total
         self.mode = mode
-        self.sequence = sequence
         self._position = 0
 
     def send(self, stream: Stream) -> bool:

@@ -29,12 +29,10 @@ def occurs(code: str, text: str) -> bool:
     return any(textwrap.dedent(window).splitlines() == wanted for window in windows)
 
 
-def test_the_engine_example_of_the_guide_is_the_example_and_moves_the_bytes() -> None:
-    example = ROOT / "examples" / "two_processes.py"
-    assert occurs(
-        fenced((ROOT / "docs" / "engine.md").read_text(), "extract: examples/two_processes.py"), example.read_text()
-    )
-    assert len(example.read_text().splitlines()) <= 60
+@pytest.mark.parametrize(("page", "program"), [("engine.md", "two_processes.py"), ("positions.md", "layers.py")])
+def test_an_example_of_the_guide_is_the_program_and_moves_the_bytes(page: str, program: str) -> None:
+    example = ROOT / "examples" / program
+    assert occurs(fenced((ROOT / "docs" / page).read_text(), f"extract: examples/{program}"), example.read_text())
     done = subprocess.run([sys.executable, example], capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "the bytes are equal\n", "")
 

@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import pytest
+from tests.helpers.peers import until
 from tests.link.test_hook_defects import Defective, opened
 
 from statelink import Status
@@ -42,6 +43,36 @@ def test_an_event_that_raises_without_a_word_is_named() -> None:
         assert receiving.wait(15) is Status.FAILED
         assert receiving.reason is not None
         assert receiving.reason.cause == "its query() raised NotImplementedError"
+
+
+class Counting:
+    """An event that counts who asks for it."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.over = False
+
+    def query(self) -> bool:
+        self.asked += 1
+        return self.over
+
+
+def test_an_event_of_many_rooms_is_asked_once_at_a_time() -> None:
+    """As often as that of one room, while both wait."""
+    shared, alone, rooms = Counting(), Counting(), range(1, 33)
+    with opened("prefill") as prefill, opened("decode", peers={"p": [prefill.address]}) as decode:
+        receiving = [decode.receive(room, "p", 8, {"kv": [1, 0], "aux": [0]}, deadline=60) for room in (*rooms, 40)]
+        sending = [prefill.send(room, 8, deadline=60) for room in (*rooms, 40)]
+        for each in sending:
+            each.push({"kv": [0, 1], "aux": [1]}, ready=alone if each is sending[-1] else shared)
+        until(lambda: shared.asked and alone.asked, what="the events")
+        before = shared.asked, alone.asked
+        until(lambda: alone.asked > before[1] + 50, what="fifty questions")
+        assert shared.asked - before[0] < 2 * (alone.asked - before[1])
+        sending[0].abort("its client left")
+        assert sending[0].wait(15) is Status.FAILED
+        shared.over = alone.over = True
+        assert {each.wait(15) for each in (*receiving[1:], *sending[1:])} == {Status.SUCCEEDED}
 
 
 def test_a_hook_that_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,15 @@ def test_keys_and_values_of_a_page_go_into_arrays_of_their_own() -> None:
     assert sorted(found) == sorted(expected)
 
 
+@pytest.mark.parametrize("layers", [None, (0, 1), (1, LAYERS), (0, LAYERS), (LAYERS, LAYERS + 1)])
+def test_what_a_push_of_some_layers_becomes_at_most(layers: tuple[int, int] | None) -> None:
+    """As many blocks and bytes as a page becomes of those layers alone."""
+    for target in (fused("d", 2), fused("d", 2, page=2 * PAGE), apart("d")):
+        source = fused("p", 1)
+        found = every(source, target, PAGE, ([2], [5]), layers=layers)
+        assert compiled(source, target).most(layers) == (len(found), sum(each[2] for each in found))
+
+
 def test_what_would_make_too_long_tables_is_moved_as_it_is() -> None:
     """A table has at most two million pieces: a key and a value of each layer, head and token of a page."""
     longest = (1 << 21) // (LAYERS * 2 * HEADS)

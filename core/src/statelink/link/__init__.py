@@ -16,8 +16,8 @@ from ._context import Context
 from ._exits import opening
 from ._inspect import ask, sockets
 from ._link import Link
+from ._ready import Ready
 from ._room import Room
-from ._room_state import Ready
 from ._status import Status
 from ._verify import check_hash, check_verify
 from .decode import LANDING_ROUND_SECONDS, Receiving

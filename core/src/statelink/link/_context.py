@@ -16,6 +16,7 @@ from statelink.backend import EventDriven, Fence, Fencing, Landing, RegionTable
 from statelink.errors import ClosedError, PeerError, TransferError, WireError
 from statelink.wire import write_handshake
 
+from ._ready import ReadyEvents
 from .peers import Connections, HandshakeReader
 from .runtime import KeyedExecutor, Loop, MakeExecutor, Workers
 
@@ -66,6 +67,7 @@ class Context:
         regions: The region table of this rank, for checks.
         fencing: The backend, if this side can itself revoke a grant; ``None`` if only the writer can stop its writes.
         landing: The backend, if this side can itself see when bytes have landed; ``None`` if only the writer knows.
+        events: The engine's ready events. Control thread.
         workers: The data threads.
         connections: The connections of the backend. Control thread.
         reader: Reads the handshakes of peers. Control thread.
@@ -113,6 +115,7 @@ class Context:
         self.landing = _landing(backend)
         self.loop = loop or Loop(begin)
         self.now, self.post = self.loop.now, self.loop.post
+        self.events = ReadyEvents(self.loop)
         self._give_loop(backend)
         make = make_executor or partial(KeyedExecutor, begin=begin)
         self.workers = Workers(self.loop, backend, config.threads, make)

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from statelink.state import Inventory
 
     from ._context import Context
+    from ._ready import Ready
     from ._room import Room
-    from ._room_state import Ready, RoomState
+    from ._room_state import RoomState
     from .peers import Peer
 
 __all__ = ["Link"]

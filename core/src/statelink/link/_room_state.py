@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from statelink._logs import logger
 from statelink.backend import Moved, RoomReport
@@ -20,21 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ._context import Context
+    from ._ready import Ready
     from ._room_table import RoomTable
 
-__all__ = ["Ready", "RoomState", "room_reason"]
+__all__ = ["RoomState", "room_reason"]
 
 log = logger("statelink.link")
-
-READY_POLL_SECONDS = 0.0005
-"""Seconds between two queries of an engine's ready event. An event that is ready at once is queried once."""
-
-
-class Ready(Protocol):
-    """A ready event, which guards memory: anything with ``query()``, such as a device event."""
-
-    def query(self) -> bool:
-        """Whether the memory may be touched. Must not block; called on the control thread."""
 
 
 def room_reason(
@@ -84,7 +75,8 @@ class RoomState:
     nbytes = 0
     settled = 0
     content = b""
-    _polls_event = False
+    _happened: Ready | None = None
+    """The engine's last event that has happened."""
     _met: float | None = None
     """When the room went on from bootstrapping."""
     _over: float | None = None
@@ -240,6 +232,7 @@ class RoomState:
             return None
         self.reason = self.explain(reason).clipped()
         self.step(Status.FAILED)
+        self.context.events.forget(self)
         return self.reason
 
     # The memory that this side named.
@@ -337,21 +330,14 @@ class RoomState:
 
         An event that raises fails the room.
         """
-        if ready is None:
+        if ready is None or ready is self._happened:
             return True
         try:
-            if ready.query():
-                return True
+            if not self.context.events.happened(ready, self, again):
+                return False
         except BaseException as error:
             cause = f"its query() raised {type(error).__name__}: {error}".removesuffix(": ")
             self.fail(self.reason_for("room.ready", "the engine's ready event failed", cause))
             return False
-        if not self._polls_event:
-            self._polls_event = True
-
-            def look() -> None:
-                self._polls_event = False
-                again()
-
-            self.context.after(READY_POLL_SECONDS, look)
-        return False
+        self._happened = ready
+        return True

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 if TYPE_CHECKING:
     from statelink.state import Component
 
@@ -47,6 +49,16 @@ class ComponentPlan(NamedTuple):
         """Mean bytes of the blocks of a granule. Items that are neighbours on both sides make blocks longer."""
         blocks = sum(len(group.source) * len(group.runs.nbytes) for group in self.fused)
         return self.granule_nbytes / blocks if blocks else 0.0
+
+    def most(self, layers: tuple[int, int] | None) -> tuple[int, int]:
+        """Most blocks and bytes that one item of the source becomes, in ``[first, last)`` model layers or in all."""
+        if layers is None or not self.granule_nbytes:
+            return self.item_blocks, self.item_nbytes
+        granules = self.item_nbytes // self.granule_nbytes
+        chosen = [np.count_nonzero((each.layers >= layers[0]) & (each.layers < layers[1])) for each in self.layered]
+        blocks = sum(count * len(each.runs.nbytes) for count, each in zip(chosen, self.layered, strict=True))
+        nbytes = sum(each for layer, each in self.layer_nbytes.items() if layers[0] <= layer < layers[1])
+        return granules * blocks, granules * nbytes
 
     @property
     def layers(self) -> list[int]:

@@ -10,7 +10,7 @@ import msgspec
 from statelink._arguments import shown
 from statelink.errors import RoomError
 from statelink.hints import did_you_mean
-from statelink.link._room_state import Ready
+from statelink.link._ready import Ready
 from statelink.plan import Items, Tokens, required, tokens_of
 from statelink.wire import MAX_INDICES
 

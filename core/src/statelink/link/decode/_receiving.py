@@ -14,7 +14,7 @@ from statelink.plan import MAX_TOKENS, checked_int
 from ._accepted import Accepted, check_items
 
 if TYPE_CHECKING:
-    from statelink.link._room_state import Ready
+    from statelink.link._ready import Ready
 
     from ._receiving_state import ReceivingState
 

@@ -24,7 +24,7 @@ from ._unmet import UnmetUses
 if TYPE_CHECKING:
     from statelink.errors import Reason
     from statelink.link._context import Context
-    from statelink.link._room_state import Ready
+    from statelink.link._ready import Ready
     from statelink.link._room_table import RoomTable
     from statelink.link.peers import Peer
 

@@ -151,9 +151,9 @@ class Delivery:
         for name, items in push.items.items():
             plan = plans.get(name)
             if plan is not None:
-                count = len(items.ids)
-                blocks += count * plan.item_blocks
-                nbytes += count * plan.item_nbytes
+                item_blocks, item_nbytes = plan.most(push.layers)
+                blocks += len(items.ids) * item_blocks
+                nbytes += len(items.ids) * item_nbytes
         return blocks, nbytes
 
     def take(self, pushed: PushResult) -> None:

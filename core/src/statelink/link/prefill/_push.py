@@ -11,7 +11,7 @@ import msgspec
 from statelink._arguments import shown, switch
 from statelink.errors import RoomError
 from statelink.hints import did_you_mean
-from statelink.link._room_state import Ready
+from statelink.link._ready import Ready
 from statelink.plan import MAX_TOKENS, Items, OffSpanError, Pages, check_pieces, checked_int, item_positions, pushed
 from statelink.state import Coverage, IndexSpace
 

@@ -15,7 +15,7 @@ from statelink.link._status import Status
 from ._push import PushChecks
 
 if TYPE_CHECKING:
-    from statelink.link._room_state import Ready
+    from statelink.link._ready import Ready
 
     from ._push import PushBudget
     from ._sending_state import SendingState

@@ -55,7 +55,6 @@ def test_no_argument_makes_a_call_fail_in_other_words_than_statelinks() -> None:
             "receive prefix": (decode, lambda value: decode.receive(5, NOBODY, 160, {"kv": range(10)}, prefix=value)),
             "receive ready": (decode, lambda value: decode.receive(5, NOBODY, 160, {"kv": range(10)}, ready=value)),
             "receive deadline": (decode, lambda value: decode.receive(5, NOBODY, 160, deadline=value)),
-            "receive sole": (decode, lambda value: decode.receive(5, NOBODY, 160, sole=value)),
             "receive content": (decode, lambda value: decode.receive(5, NOBODY, 160, content=value)),
             "decline room": (decode, lambda value: decode.decline(value, NOBODY)),
             "decline peer": (decode, lambda value: decode.decline(5, value)),

@@ -25,7 +25,7 @@ PHASES = ["opened", "asked", "gated", "mid-chunk", "all but the last"]
 def reach(phase: str, pair: Pair, case: Case) -> tuple[RoomHandle, RoomHandle]:
     """Bring a room to a phase, and hold it there."""
     if phase == "opened":
-        receiving = pair.decode.receive(case.room, pair.prefill.address, case.tokens, sole=True)
+        receiving = pair.decode.receive(case.room, pair.prefill.address, case.tokens)
         sending = pair.send(case)
         receiving.reach(Status.WAITING)
         return receiving, sending
@@ -73,7 +73,7 @@ def test_an_abort_before_the_other_side_knows(pair: Pair) -> None:
     receiving = pair.receive(case)
     assert "gone before decode came" in receiving.failed()
     assert receiving.wait(quiesced=True).quiesced
-    receiving = pair.receive(case, sole=True)
+    receiving = pair.receive(case)
     receiving.reach(Status.WAITING)
     receiving.abort("gone before prefill came")
     assert receiving.wait(quiesced=True).quiesced
@@ -97,7 +97,7 @@ def test_nothing_comes_after_an_end(pair: Pair) -> None:
 def test_calls_on_a_room_that_has_failed(pair: Pair) -> None:
     """An engine cannot know that its room failed a moment ago: its calls do nothing."""
     case = pair.case(200)
-    receiving = pair.decode.receive(case.room, pair.prefill.address, 200, sole=True)
+    receiving = pair.decode.receive(case.room, pair.prefill.address, 200)
     sending = pair.send(case)
     receiving.abort("enough")
     receiving.failed()
@@ -149,9 +149,9 @@ def test_deadlines(pair: Pair, never: str, side: str, cause: str, status: str, m
     ours, theirs = (0.5, 60.0) if side == "decode" else (60.0, 0.5)
     rooms: list[RoomHandle] = []
     if never == "accepted":
-        rooms.append(pair.decode.receive(case.room, pair.prefill.address, 200, deadline=ours, sole=True))
+        rooms.append(pair.decode.receive(case.room, pair.prefill.address, 200, deadline=ours))
     elif never != "asked":
-        rooms.append(pair.receive(case, deadline=ours, sole=True))
+        rooms.append(pair.receive(case, deadline=ours))
     if never != "sent":
         sending = pair.send(case, deadline=theirs)
         rooms.append(sending)
@@ -189,20 +189,6 @@ def test_the_two_sides_name_different_rooms(pair: Pair) -> None:
     assert f"decode never asked for it; requests for other rooms wait here: {case.room} (of {pair.decode.name})" in text
     receiving.abort("gone")
     receiving.failed()
-    pair.spoilt(case)
-
-
-@TCP
-def test_a_decode_that_gave_up_a_room_that_others_may_ask_for(pair: Pair) -> None:
-    """It does not end the room, and the reason of the deadline names it."""
-    case = pair.case(200)
-    receiving = pair.decode.receive(case.room, pair.prefill.address, 200)
-    receiving.reach(Status.WAITING)
-    receiving.abort("gone")
-    receiving.failed()
-    text = pair.send(case, deadline=0.5).failed(10)
-    assert "decode instance 'decode' gave it up before it asked (decode aborted the request: gone)" in text
-    assert "and did not say that no other instance will ask: with sole=True for receive()" in text
     pair.spoilt(case)
 
 

@@ -106,7 +106,7 @@ def test_a_small_request_wakes_the_control_thread_once_a_call_at_most(tell: Call
             keep("send", found)
             sleeps(receiver)
             with counted() as found:
-                receiving = decode.receive(room, instance, TOKENS, {"kv": pages, "mamba": 3, "aux": 4}, sole=True)
+                receiving = decode.receive(room, instance, TOKENS, {"kv": pages, "mamba": 3, "aux": 4})
             assert found.rings <= 1
             keep("receive", found)
             met(sending)

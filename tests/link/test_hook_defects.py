@@ -82,7 +82,7 @@ def test_a_call_that_raises(call: str, error: type[BaseException], monkeypatch: 
     """Fails its room at once, on both sides; also with what ends a thread that does not expect it."""
     monkeypatch.setattr(load_backend("tcp"), "strategies", {"*": Defective(call, error)})
     with opened("prefill") as prefill, opened("decode", peers={"p": [prefill.address]}) as decode:
-        receiving = decode.receive(7, "p", 8, {"kv": [1, 0], "aux": [0]}, deadline=60, sole=True)
+        receiving = decode.receive(7, "p", 8, {"kv": [1, 0], "aux": [0]}, deadline=60)
         sending = prefill.send(7, 8, deadline=60)
         sending.push({"kv": [0, 1], "aux": [1]})
         assert (receiving.wait(15), sending.wait(15)) == (Status.FAILED, Status.FAILED)
@@ -296,7 +296,6 @@ def test_a_ready_event_that_ends_threads(side: str) -> None:
                 8,
                 {"kv": [1, 0], "aux": [0]},
                 deadline=60,
-                sole=True,
                 ready=ready if side == "decode" else None,
             )
             sending = prefill.send(room, 8, deadline=60)

@@ -24,7 +24,7 @@ def test_an_earlier_use_was_given_up_before_prefill_opened_it(pair: Pair) -> Non
     pair.run()
     for _ in range(3):
         case = pair.case()
-        early = pair.decode.receive(case.room, pair.prefill.address, case.tokens, sole=True)
+        early = pair.decode.receive(case.room, pair.prefill.address, case.tokens)
         early.abort("the user left")
         early.failed()
         time.sleep(0.1)  # prefill hears of it
@@ -42,18 +42,18 @@ def test_prefill_never_knew_of_the_use_that_decode_gave_up(pair: Pair, asks: str
     """Then both use the id. Nobody can tell which use prefill's room is for: both are told, long before a deadline."""
     pair.run()
     case = pair.case()
-    early = pair.receive(case, sole=True)
+    early = pair.receive(case)
     until(lambda: pair.prefill.snapshot()["load"]["pending_requests"] == 1)
     early.abort("the user left")
     assert early.wait(quiesced=True).quiesced
     until(lambda: pair.prefill.snapshot()["load"]["pending_requests"] == 0)
     if asks == "before":
-        receiving = pair.receive(case, sole=True)
+        receiving = pair.receive(case)
         until(lambda: pair.prefill.snapshot()["load"]["pending_requests"] == 1)
         assert "the user left" in pair.send(case).failed()
     else:
         assert "the user left" in pair.send(case).failed()
-        receiving = pair.receive(case, sole=True)
+        receiving = pair.receive(case)
     reason = receiving.why()
     assert reason.code == "room.reused"
     assert "another id" in reason.hint
@@ -62,7 +62,7 @@ def test_prefill_never_knew_of_the_use_that_decode_gave_up(pair: Pair, asks: str
     assert late.why().code == "room.reused"
     last = pair.send(case)
     pair.push(last, case)
-    pair.ended(case, pair.receive(case, sole=True), last)
+    pair.ended(case, pair.receive(case), last)
 
 
 @TCP
@@ -91,7 +91,7 @@ def test_decode_says_of_an_earlier_use_again_that_it_gave_up(two_engines: TwoEng
     for number in range(4):  # it said so an odd or an even number of times
         two_engines.decode.run(FAULTS, "plan", "grant", "block")
         case = made.case()
-        early = made.receive(case, sole=True)
+        early = made.receive(case)
         early.abort("the user left")
         early.failed()
         time.sleep(0.1)  # prefill hears of it
@@ -127,20 +127,3 @@ def test_an_earlier_use_that_was_never_served_gets_nothing_of_the_next(pair: Pai
         third = pair.send(case)
         pair.push(third, case)
         pair.ended(case, pair.receive(case), third)
-
-
-@TCP
-def test_a_use_that_decode_gave_up_gets_no_later_use_of_decode(two_engines: TwoEngines) -> None:
-    """Prefill opens its side of the first when decode asks for the second: which is which, nobody can tell."""
-    made = two_engines.pair()
-    made.run()
-    case = made.case()
-    early = made.decode.receive(case.room, made.prefill.address, case.tokens)
-    early.abort("the user left")
-    early.failed()
-    receiving = made.receive(case)
-    until(lambda: made.prefill.snapshot()["load"]["pending_requests"] == 1)
-    sending = made.send(case)
-    made.push(sending, case)
-    assert receiving.why().code == sending.why().code == "room.reused"
-    assert made.decode.memory.differences(made.expected) == []

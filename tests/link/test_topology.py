@@ -111,7 +111,7 @@ def test_one_decode_rank_gives_up(two_engines: TwoEngines, who: int, early: bool
     fleet = Fleet(two_engines, [hybrid()], [sharded(rank, 2) for rank in range(2)])
     fleet.run(64)
     case = fleet.case(64)
-    receiving = fleet.receive(case, sole=True)
+    receiving = fleet.receive(case)
     for room in receiving:
         room.reach(Status.WAITING)
     if early:
@@ -140,7 +140,7 @@ def test_one_decode_rank_leaves_before_it_asks(two_engines: TwoEngines, who: int
     case = fleet.case(64)
     (prefill,) = fleet.prefill.links
     leaver, other = (fleet.decode.links[rank] for rank in (who, 1 - who))
-    rooms = [leaver.receive(case.room, fleet.peer, 64, deadline=30, sole=True)]
+    rooms = [leaver.receive(case.room, fleet.peer, 64, deadline=30)]
     for step in order.split():
         if step == "ask":
             rooms.append(other.receive(case.room, fleet.peer, 64, only(case.target, other), deadline=30))

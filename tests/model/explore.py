@@ -64,7 +64,6 @@ def run(
     shape = Shape(rng.randint(1, 2), rng.randint(1, 2), rng.random() < 0.5)
     shape = shape._replace(reuse=reuse or rng.choice(("", "stated")), both=both)
     shape = shape._replace(directory=directory, mixed=mixed)
-    shape = shape._replace(sole=rng.random() < 0.5)
     shape = shape._replace(owner_fence=shape.owner_fence and not crowded)
     shape = shape._replace(prompt=shape.owner_fence and rng.random() < 0.5)
     if staged:

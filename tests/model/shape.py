@@ -25,7 +25,6 @@ class Shape(NamedTuple):
         staged: Components that go through rings. Where some do, the end of a process can be proven: what it held of a
             small ring would be missed for good.
         ring: Bytes of a ring.
-        sole: Whether decode's engine says that no other instance will ask for it.
         reuse: How ids are used again; see `REUSE`.
         both: Whether every process sends and receives, under the same ids.
         prompt: Whether no call of the library blocks. Then memory's owner can stop the bytes.
@@ -42,7 +41,6 @@ class Shape(NamedTuple):
     owner_fence: bool
     staged: tuple[str, ...] = ()
     ring: int = 0
-    sole: bool = False
     reuse: str = ""
     both: bool = False
     prompt: bool = False

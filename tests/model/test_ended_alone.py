@@ -103,7 +103,7 @@ def test_both_sides_of_the_next_use_hear_at_once(ranks: tuple[int, int], alone: 
     decode's next request, because decode's last one may have been late.
     """
     for seed, asks in CASES:
-        world = World(Shape(*ranks, owner_fence=True, sole=True), random.Random(seed), CALM)
+        world = World(Shape(*ranks, owner_fence=True), random.Random(seed), CALM)
         meet(world)
         end_alone(world, world.living(alone), asks)
         if alone == "decode":
@@ -152,7 +152,7 @@ def use_after_prefill_gave_up(world: World, *, prefill_first: bool) -> None:
 
 
 def pair() -> tuple[World, Process, Process]:
-    world = World(Shape(1, 1, owner_fence=True, sole=True), random.Random(3), CALM)
+    world = World(Shape(1, 1, owner_fence=True), random.Random(3), CALM)
     return world, world.living("prefill")[0], world.living("decode")[0]
 
 

@@ -41,7 +41,7 @@ def quiet() -> Iterator[None]:
 def play(seed: int) -> None:
     """A world with one decode rank, in which ids are used again and rooms are given up early, and nothing is killed."""
     rng = random.Random(seed)
-    shape = Shape(1, 1, rng.random() < 0.5, reuse="counted", sole=rng.random() < 0.5)
+    shape = Shape(1, 1, rng.random() < 0.5, reuse="counted")
     world = World(shape, rng, rng.choice([CALM, HARSH, WILD]))
     for _ in range(STEPS):
         act(world, rng, False)

@@ -74,7 +74,7 @@ def test_what_ended_rooms_of_prefill_is_remembered_for_a_while(monkeypatch: pyte
     tombstones = Tombstones(clock, 120.0)
 
     def spend(room: int, rank: AskingRank) -> None:
-        tombstones.spend(room, tombstones.give_up(room, rank, room, GONE, attached=True, declined=True))
+        tombstones.spend(room, tombstones.give_up(room, rank, room, GONE, kept=False))
 
     def spent(room: int, rank: AskingRank) -> bool:
         return tombstones.spent(room, rank, 60.0) is not None
@@ -102,7 +102,7 @@ def test_of_too_many_instances_that_gave_one_id_up_the_first_is_forgotten() -> N
     tombstones = Tombstones(Clock(), 120.0)
     for number in range(100):
         rank = AskingRank(f"decode.{number}", f"decode {number}", "", 1)
-        tombstones.give_up(7, rank, 1, GONE, attached=True, declined=False)
+        tombstones.give_up(7, rank, 1, GONE, kept=False)
     known = [tombstones.given_up(7, f"decode {number}") is not None for number in range(100)]
     assert known == [False] * 84 + [True] * 16
 

@@ -165,7 +165,7 @@ class World:
             handle = process.link.send(request.room, request.tokens, **named)
         else:
             peers = self._peers(process)
-            handle = process.link.receive(request.room, peers, request.tokens, sole=self.shape.sole, **named)
+            handle = process.link.receive(request.room, peers, request.tokens, **named)
         request.taken.add(process.address)
         self._uses += 1
         held = Held(request, handle, self._uses)

@@ -68,7 +68,7 @@ class Two:
 
     def fail(self) -> int:
         room = next(_rooms)
-        sending, receiving = self.prefill.send(room, 16), self.decode.receive(room, self.prefill.address, 16, sole=True)
+        sending, receiving = self.prefill.send(room, 16), self.decode.receive(room, self.prefill.address, 16)
         receiving.accept({"kv": [0, 1, 2, 3]})
         receiving.abort("the user left")
         for each in (sending, receiving):

@@ -98,7 +98,7 @@ def messages() -> dict[str, wire.Message]:
             landing=True,
         ),
         wire.Received(**USE),
-        wire.Failed(**USE, reason=REASON, met=(1 << 63) - 1, declined=True, ended_ms_ago=1500),
+        wire.Failed(**USE, reason=REASON, met=(1 << 63) - 1, ended_ms_ago=1500),
         wire.Drained(**USE, met=(1 << 63) - 1),
         wire.Keep(**LINK, room=(1 << 64) - 1, lease_ms=120_000),
         wire.Note(**USE, component="kv", payload=b"\x00" * 100),

@@ -135,7 +135,10 @@ def test_another_backend(pair: Pair, two_engines: TwoEngines) -> None:
     )
 
 
-@pytest.mark.parametrize("speaks", [(2, 3), (0, 0)])
+LATER = (wire.PROTOCOL[1] + 1, wire.PROTOCOL[1] + 2)
+
+
+@pytest.mark.parametrize("speaks", [LATER, (0, 0)])
 @pytest.mark.parametrize("refuses", ["prefill", "decode"])
 def test_no_protocol_version_in_common(pair: Pair, tmp_path: Path, refuses: str, speaks: tuple[int, int]) -> None:
     """The text says which side speaks what, whoever refuses; the side of lower versions is the older one."""
@@ -150,10 +153,10 @@ def test_no_protocol_version_in_common(pair: Pair, tmp_path: Path, refuses: str,
         receiving = pair.decode.receive(54, fake.address, 64, deadline=20)
         fake.welcome(protocol=speaks)
         text = receiving.failed()
-    here = f"protocol 1 (core {statelink.__version__})"
-    there = "protocols 2 to 3 (core 0)" if speaks == (2, 3) else "protocol 0 (core 0)"
+    here = f"protocol {wire.PROTOCOL[1]} (core {statelink.__version__})"
+    there = f"protocols {LATER[0]} to {LATER[1]} (core 0)" if speaks == LATER else "protocol 0 (core 0)"
     peer = "decode" if refuses == "prefill" else "prefill"
-    older = refuses if speaks == (2, 3) else peer
+    older = refuses if speaks == LATER else peer
     decode, prefill = (there, here) if refuses == "prefill" else (here, there)
     fake.close()
     assert text == (

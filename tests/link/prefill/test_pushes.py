@@ -231,7 +231,7 @@ def test_a_ready_event_raises(pair: Pair, side: str) -> None:
     gate = engine.gate("bad", raises="device lost")
     case = pair.case(200)
     # On decode, the room fails before it asks, and ends prefill's room only if nobody else will ask.
-    receiving = pair.receive(case, sole=True, **({"ready": gate} if side == "decode" else {}))
+    receiving = pair.receive(case, **({"ready": gate} if side == "decode" else {}))
     sending = pair.send(case)
     pair.push(sending, case, **({"ready": gate} if side == "prefill" else {}))
     text = failed_alike(receiving, sending)
@@ -248,7 +248,7 @@ def test_many_rooms_at_once(pair: Pair) -> None:
     sending: dict[int, RoomHandle] = {}
 
     def receive(case: Case) -> None:
-        receiving[case.room] = pair.receive(case, sole=True)
+        receiving[case.room] = pair.receive(case)
 
     def send(case: Case) -> None:
         sending[case.room] = pair.send(case)

@@ -332,7 +332,7 @@ class Decode(Side):
     mine = 1
 
     def start(self, request: Request) -> None:
-        request.room = self.link.receive(request.id, self.peer, request.pages * PAGE, sole=True)
+        request.room = self.link.receive(request.id, self.peer, request.pages * PAGE)
         if request.how == "prefill unmet" and request.waits:
             request.next_at = request.began_at + LATE
         self.proceed(request, request.began_at)

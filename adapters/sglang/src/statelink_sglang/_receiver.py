@@ -121,7 +121,6 @@ class Receiver(Transfer, BaseKVReceiver):
                 prefix=decode_prefix_len or 0,
                 ready=self.kv_mgr.memory_is_free(),
                 deadline=self.kv_mgr.timeouts.waiting,
-                sole=True,  # SGLang's routers send a request to one decode server
                 content=self._content,
             )
         except (StatelinkError, ValueError) as error:

@@ -199,8 +199,6 @@ class WorkerSide:
             )
         items = self._items(job.tables, job.tokens, job.prefix)
         ready = self._leftovers.zero(items)
-        # No other server receives the request. So if this room fails before prefill has opened its own, prefill must
-        # not wait for another decode (`sole`).
         room = self.link.receive(
             job.room,
             job.peer,
@@ -208,7 +206,6 @@ class WorkerSide:
             items,
             prefix=job.prefix,
             ready=ready,
-            sole=True,
             content=job.content or None,
         )
         self._receiving[name] = room

@@ -219,10 +219,8 @@ class SimulatedLink:
         *,
         prefix: int = 0,
         ready: Any = None,
-        sole: bool = False,
         content: bytes | None = None,
     ) -> SimulatedRoom:
-        assert sole, "prefill would wait for another server"
         assert content, "prefill could not tell another request from this one"
         made = SimulatedRoom(self, room, tokens, prefix, content)
         made.push(items)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from statelink._arguments import duration, shown, switch, wait_time, words
+from statelink._arguments import duration, shown, wait_time, words
 from statelink._logs import logger
 from statelink.errors import ConfigError, RoomError, TransferError
 from statelink.plan import MAX_TOKENS, checked_content, checked_int
@@ -128,10 +128,13 @@ class Link:
         prefix: int = 0,
         ready: Ready | None = None,
         deadline: float | None = None,
-        sole: bool = False,
         content: bytes | None = None,
     ) -> Receiving:
         """On decode: expect a request's state. Needs no memory yet.
+
+        No other decode instance may ask for this use of the id. If the room fails here before prefill's room belongs to
+        it, prefill's room fails with the same reason, as after `decline`: also if prefill opens it later, and if the
+        two sides refused each other when the instances connected, but not if a link refused the other's handshake.
 
         Args:
             room: The non-zero 64-bit id that both sides use for the request.
@@ -143,11 +146,6 @@ class Link:
             prefix: See `Receiving.accept`.
             ready: See `Receiving.accept`.
             deadline: Seconds that the room may take; the configured default when not given.
-            sole: Whether no other decode instance will ask for this use of the id. If so, and the room fails here
-                before prefill's room belongs to it, prefill's room fails with the same reason, as after `decline`: also
-                if prefill opens it later, and if the two sides refused each other when the instances connected, but not
-                if a link refused the other's handshake. If not ``sole``, prefill's room waits for another decode
-                instance.
             content: See `send`.
 
         Raises:
@@ -163,8 +161,7 @@ class Link:
         known = 1 if tokens is None else tokens
         room, known, deadline = self._valid(room, known, deadline, content)
         tokens = None if tokens is None else known
-        sole = sole if type(sole) is bool else switch(sole, "'sole'", error=RoomError)
-        return role.receive(room, where, tokens, items, prefix, ready, deadline, sole, content or b"")
+        return role.receive(room, where, tokens, items, prefix, ready, deadline, content or b"")
 
     def send(
         self,
@@ -176,9 +173,8 @@ class Link:
     ) -> Sending:
         """On prefill: open a room, whose state is then pushed. Decode need not be known, or have asked for the room.
 
-        The room is for the first decode instance of which every rank has asked for it. What a decode rank says of the
-        room has no effect before every rank of its instance has spoken, unless its engine says that no other instance
-        will ask (``sole``, `decline`).
+        The room is for the first decode instance of which every rank has asked for it. A decode rank that gives the
+        request up before that ends the room, unless another one has asked to `keep` it.
 
         Args:
             room: The non-zero 64-bit id that both sides use for the request.

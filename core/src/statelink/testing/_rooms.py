@@ -150,12 +150,10 @@ def push(
     sending.push({"kv": np.asarray(pages)}, span=(first, last), ready=ready)
 
 
-def receive(
-    host: Host, key: str, room: int, peer: str, pages: Sequence[int] | None, tokens: int = TOKENS, sole: bool = False
-) -> None:
-    """Open a room on decode. If it is ``sole``, prefill's room also fails if this link gives it up before it asks."""
+def receive(host: Host, key: str, room: int, peer: str, pages: Sequence[int] | None, tokens: int = TOKENS) -> None:
+    """Open a room on decode."""
     items = None if pages is None else {"kv": np.asarray(pages)}
-    host.rooms[key, room] = host.links[key].receive(room, peer, tokens, items, sole=sole)
+    host.rooms[key, room] = host.links[key].receive(room, peer, tokens, items)
 
 
 def abort(host: Host, key: str, room: int) -> None:

@@ -46,7 +46,7 @@ __all__ = [
     "Welcome",
 ]
 
-PROTOCOL = (1, 1)
+PROTOCOL = (2, 2)
 """Lowest and highest protocol version that this core speaks."""
 MAX_INDICES = 1 << 22
 """Most indices in one request, for all components together."""
@@ -308,7 +308,6 @@ class Failed(Message, frozen=True, kw_only=True):
         generation: Which use of the room id.
         reason: Why.
         met: Generation of the request that prefill's room met; 0 if none did. Only prefill sets it.
-        declined: Whether no other instance will ask for the room either, as the engine says. Only decode sets it.
         ended_ms_ago: Milliseconds since the use ended, if decode could not tell it before; otherwise 0.
     """
 
@@ -316,7 +315,6 @@ class Failed(Message, frozen=True, kw_only=True):
     generation: Generation
     reason: Reason
     met: Generation = 0
-    declined: bool = False
     ended_ms_ago: Count = 0
 
 

@@ -42,9 +42,7 @@ class Declines:
         self._unmet = unmet
         self._postponed = _Postponed()
 
-    def add(
-        self, room: int, generation: int, instance: Instance, reason: Reason, until: float, *, for_all: bool
-    ) -> None:
+    def add(self, room: int, generation: int, instance: Instance, reason: Reason, until: float) -> None:
         """Tell an instance that a use of an id has ended here. Decode never asked that instance for it.
 
         Args:
@@ -53,12 +51,11 @@ class Declines:
             instance: The instance.
             reason: Why it has ended.
             until: When to give it up, on the link's clock, if the instance is not ready before.
-            for_all: Whether no other decode instance will ask for the room either, as the engine says.
         """
         ended = self._context.now()
 
         def tell(instance: Instance) -> None:
-            self._tell(room, generation, instance, reason, ended, for_all)
+            self._tell(room, generation, instance, reason, ended)
 
         tell(instance)
         if instance.state is not InstanceState.READY and until > self._context.now():
@@ -68,9 +65,7 @@ class Declines:
         """Give up those whose time is over."""
         self._postponed.beat(now)
 
-    def _tell(
-        self, room: int, generation: int, instance: Instance, reason: Reason, ended: float, for_all: bool
-    ) -> None:
+    def _tell(self, room: int, generation: int, instance: Instance, reason: Reason, ended: float) -> None:
         known = {address: rank for address, rank in instance.ranks.items() if rank.handshake is not None}
         complete = instance.state is InstanceState.READY
         names = [each.name for each in known.values()] if complete else None
@@ -82,7 +77,6 @@ class Declines:
                 room=room,
                 generation=generation,
                 reason=reason,
-                declined=for_all,
                 ended_ms_ago=int(1000 * (self._context.now() - ended)),
             )
             self._context.send(failed, address)

@@ -43,7 +43,6 @@ class ReceivingState(RoomState):
         declines: Tells prefill of uses that ended before it was asked.
         explain: Says why an instance is not ready, and gives a hint what to look at.
         generation: The number that this side drew for this use of the room id.
-        sole: Whether no other decode instance will ask for this use, as the engine says.
     """
 
     role = "decode"
@@ -68,11 +67,9 @@ class ReceivingState(RoomState):
         tokens: int | None,
         generation: int,
         deadline: float | None,
-        sole: bool,
     ) -> None:
         super().__init__(context, table, room, tokens, deadline)
         self.generation = generation
-        self._sole = sole
         self._unmet = unmet
         self._declines = declines
         self._explain = explain
@@ -109,7 +106,7 @@ class ReceivingState(RoomState):
                 writer = self._writers.get(rank.name)
                 if writer is not None and not writer.in_flight.drained:
                     # If the rank was lost and has come back, its Drained may be lost. Repeat Failed to get another.
-                    writer.tell_failed(self.reason, declined=self._sole)
+                    writer.tell_failed(self.reason)
 
     def instance_refused(self, reason: Reason) -> None:
         """See `InstanceUser.instance_refused`."""
@@ -313,14 +310,14 @@ class ReceivingState(RoomState):
         if self._writers or self._instance is None:
             self._unmet.ended(self.room, self.generation, self._not_met())
         for writer in self._writers.values():
-            writer.tell_failed(ended, declined=self._sole)
+            writer.tell_failed(ended)
             writer.revoke(self.drained)
             writer.abort(self._hook_ended)
         self._after_change()
         if not self._writers and self._instance is not None:
             # A room may have no deadline, and its instance may never be there.
             until = min(self.deadline, self.context.now() + self.context.config.deadline)
-            self._declines.add(self.room, self.generation, self._instance, ended, until, for_all=self._sole)
+            self._declines.add(self.room, self.generation, self._instance, ended, until)
         seconds = self.context.config.take_back_after
         if seconds is not None and not self.memory.proven:
             self.context.after(seconds, lambda: self._take_back_after(seconds))

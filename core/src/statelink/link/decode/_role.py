@@ -70,7 +70,6 @@ class DecodeRole:
         prefix: int,
         ready: Ready | None,
         deadline: float | None,
-        sole: bool,
         content: bytes,
     ) -> Receiving:
         """Open a room. A thread of the engine.
@@ -91,7 +90,6 @@ class DecodeRole:
             tokens=tokens,
             generation=self._draw_generation(),
             deadline=deadline,
-            sole=sole,
         )
         state.content = content
         receiving = Receiving(state)
@@ -146,7 +144,7 @@ class DecodeRole:
     def _decline(self, room: int, peer: Peer, reason: Reason) -> None:
         until = self._context.now() + self._context.config.deadline
         generation = self._draw_generation()
-        self._declines.add(room, generation, self._instances.get(peer), reason, until, for_all=True)
+        self._declines.add(room, generation, self._instances.get(peer), reason, until)
 
     def keep(self, room: int, peer: Peer, seconds: float) -> None:
         """See `Link.keep`. A thread of the engine.

@@ -296,15 +296,9 @@ class Writer:
         """Send Received: the room has everything from every rank."""
         self._context.send(wire.Received(**self._header()), self.rank.address)
 
-    def tell_failed(self, reason: Reason, *, declined: bool) -> None:
-        """Send Failed. Also to a rank that got no request, since its engine may have a room open that waits for one.
-
-        Args:
-            reason: Why the room failed.
-            declined: Whether no other decode instance will ask for this use of the id.
-        """
-        failed = wire.Failed(**self._header(), reason=reason, declined=declined)
-        self._context.send(failed, self.rank.address)
+    def tell_failed(self, reason: Reason) -> None:
+        """Send Failed. Also to a rank that got no request, since its engine may have a room open that waits for one."""
+        self._context.send(wire.Failed(**self._header(), reason=reason), self.rank.address)
 
     def abort(self, then: Done) -> None:
         """The room failed: call the hooks' ``abort``, and count a writer without a request as drained."""

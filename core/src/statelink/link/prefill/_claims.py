@@ -159,12 +159,6 @@ class Claims:
         if waiting:
             names = ", ".join(rank.name for rank, _ in waiting[:MOST_NAMED_CLAIMS])
             return f"{len(waiting)} decode ranks have asked for it ({names}), which are not all of their instance"
-        given_up = self._tombstones.first_given_up(room.room)
-        if given_up is not None:
-            return (
-                f"decode instance {given_up.instance!r} gave it up before it asked ({given_up.reason.clause}), and did "
-                "not say that no other instance will ask: with sole=True for receive(), the room would have failed then"
-            )
         others = self._pending.rooms(MOST_NAMED_CLAIMS)
         waits = f"requests for other rooms wait here: {', '.join(others)}" if others else ""
         return "; ".join(filter(None, ("decode never asked for it", waits, self.refusal(room))))

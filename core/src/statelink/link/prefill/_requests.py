@@ -118,23 +118,18 @@ class Requests:
         if not fresh:
             return
         self._pending.drop(number, rank.name)
-        asking, attached = self._claims.asking(rank), rank.plan is not None
-        # A rank that is not attached cannot have asked for the room, and another instance may still ask. Its Failed
-        # counts only if this rank says that none will (`declined`).
-        counts = attached or message.declined
-        end = self._tombstones.due(number, asking, 0.0) if counts else None
+        asking = self._claims.asking(rank)
+        end = self._tombstones.due(number, asking, 0.0)
         if end is not None:  # the room of this use ended on this side as well
             self._tombstones.acknowledge(number, asking, end)
             self._tombstones.meet(use)
             return
         room = self._room(number)
         waits = room is not None and room.status not in ENDED and not room.bound
-        declined = message.declined
-        if room is not None and waits and declined:
-            # Another rank has asked to keep the room: it will ask for it, or decline it, too.
+        if room is not None and waits:
+            # Another rank may have asked to keep the room: it will ask for it, or decline it, too.
             room.keepers -= {rank.name}
-            declined = not room.keepers
-        if room is not None and waits and declined:
+        if room is not None and waits and not room.keepers:
             self._tombstones.meet(use)
             informed = {rank.name: asking.instance}
             earlier = self._tombstones.given_up(number, asking.instance)
@@ -144,15 +139,10 @@ class Requests:
             if room.opened > self._context.now() - message.ended_ms_ago / 1000:
                 given_up = GivenUp(message.reason, asking.instance)
                 given_up.join(asking, message.generation)
-                given_up.declined = True
                 self._tombstones.spend(number, given_up)
             room.fail_known(message.reason, informed, rank.expected)
             return
-        given_up = self._tombstones.give_up(
-            number, asking, message.generation, message.reason, attached=attached, declined=declined
-        )
-        if not counts:
-            return
+        given_up = self._tombstones.give_up(number, asking, message.generation, message.reason, kept=waits)
         if room is not None and waits:
             self.bind(room)
             return
@@ -277,7 +267,7 @@ class Requests:
                 self.answer(each, asked.request, reason)
                 # A room that prefill opens for this use later fails with the same reason.
                 asking, use = self._claims.asking(each), asked.request.generation
-                self._tombstones.give_up(number, asking, use, reason, attached=True, declined=spent.declined)
+                self._tombstones.give_up(number, asking, use, reason, kept=False)
 
     # Rooms.
 
@@ -296,7 +286,7 @@ class Requests:
         """The engine opened a room. Also called when a message about it comes before the posted job that opens it."""
         if not room.begin() or not self.wait_for(room):
             return
-        given_up = self._tombstones.declined(room.room)
+        given_up = self._tombstones.ending(room.room)
         if given_up is not None:
             self._end_with(room, given_up)
             return
@@ -435,10 +425,10 @@ class Requests:
 
     def _belonged(self, room: SendingState, given_up: GivenUp) -> dict[str, str]:
         """A room belonged to a use that an instance gave up. Returns the ranks that know, with their instance."""
-        if given_up.declined:
-            self._tombstones.spend(room.room, given_up)
-        else:  # another instance may ask for the next room: there is no doubt to keep
+        if given_up.kept:  # the room was there before
             self._tombstones.forget_given_up(room.room, given_up)
+        else:
+            self._tombstones.spend(room.room, given_up)
         for name, generation in given_up.uses.items():
             use = (name, room.room, generation)
             self._tombstones.meet(use)

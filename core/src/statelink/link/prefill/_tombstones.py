@@ -84,8 +84,8 @@ class GivenUp:
         until: When this is forgotten.
         ranks: How many ranks of that instance ask this rank for each room.
         uses: The ranks that gave it up: link name to generation.
-        attached: Whether one of them was attached, so that its instance may have asked.
-        declined: Whether no other instance will ask for the room either.
+        kept: Whether a room was open that another rank had asked to keep. Such a room outlives this, and no other room
+            ends with it alone.
     """
 
     def __init__(self, reason: Reason, instance: str) -> None:
@@ -94,8 +94,7 @@ class GivenUp:
         self.until = 0.0
         self.ranks = 0
         self.uses: dict[str, int] = {}
-        self.attached = False
-        self.declined = False
+        self.kept = True
         self._keys: dict[str, str] = {}
         """The same ranks: link name to public key."""
 
@@ -197,9 +196,7 @@ class Tombstones:
 
     # Ends on decode, before a room of this side belonged to the use.
 
-    def give_up(
-        self, room: int, rank: AskingRank, generation: int, reason: Reason, *, attached: bool, declined: bool
-    ) -> GivenUp:
+    def give_up(self, room: int, rank: AskingRank, generation: int, reason: Reason, *, kept: bool) -> GivenUp:
         """Keep that a decode rank gave a use up.
 
         Args:
@@ -207,33 +204,17 @@ class Tombstones:
             rank: The rank.
             generation: The number that it drew for the use.
             reason: Why.
-            attached: Whether the rank was attached. One that was not cannot have asked.
-            declined: Whether no other instance will ask for the room either.
+            kept: Whether a room is open that another rank has asked to keep.
         """
-        given_up = self._living(room, rank.instance) or GivenUp(reason, rank.instance)
+        given_up = self.given_up(room, rank.instance) or GivenUp(reason, rank.instance)
         given_up.join(rank, generation)
         given_up.until = self._now() + self.lifetime
-        given_up.attached |= attached
-        given_up.declined |= declined
+        given_up.kept &= kept
         _remember_of_a_room(self._gone, room, given_up)
         return given_up
 
     def given_up(self, room: int, instance: str) -> GivenUp | None:
-        """What is kept of an instance that gave a room up after it was attached, or that nobody else will ask for."""
-        given_up = self._living(room, instance)
-        return given_up if given_up is not None and (given_up.attached or given_up.declined) else None
-
-    def declined(self, room: int) -> GivenUp | None:
-        """What is kept of an instance that gave a room up, and beside which no other will ask for it."""
-        found = (self._living(room, instance) for instance in list(self._gone.get(room, ())))
-        return next((each for each in found if each is not None and each.declined), None)
-
-    def first_given_up(self, room: int) -> GivenUp | None:
-        """What is kept of the first instance that gave a room up, whether it was attached or not."""
-        found = (self._living(room, instance) for instance in list(self._gone.get(room, ())))
-        return next((each for each in found if each is not None), None)
-
-    def _living(self, room: int, instance: str) -> GivenUp | None:
+        """What is kept of an instance that gave a room up; ``None`` if nothing is, or if it was too long ago."""
         given_up = self._gone.get(room, {}).get(instance)
         if given_up is None:
             return None
@@ -245,8 +226,13 @@ class Tombstones:
         self.forget_given_up(room, given_up)
         return None
 
+    def ending(self, room: int) -> GivenUp | None:
+        """What is kept of an instance that gave a room up, and with which a room ends that is opened after that."""
+        found = (self.given_up(room, instance) for instance in list(self._gone.get(room, ())))
+        return next((each for each in found if each is not None and not each.kept), None)
+
     def may_be_given_up(self, room: int) -> bool:
-        """Whether `declined` may find something, or `reopened` may have something to forget. Any thread."""
+        """Whether `ending` may find something, or `reopened` may have something to forget. Any thread."""
         return room in self._gone or room in self._spent
 
     def any_given_up(self) -> bool:

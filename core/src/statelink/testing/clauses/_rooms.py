@@ -147,7 +147,7 @@ class Rooms(Suite):
         if phase != "alone" or side == "prefill":
             prefill(_rooms.send, room)
         if phase != "alone" or side == "decode":
-            decode(_rooms.receive, room, prefill.address, there, TOKENS, phase != "alone")
+            decode(_rooms.receive, room, prefill.address, there)
         if phase in ("waiting", "halfway"):
             self._reached(other, room, Status.WAITING)
         if phase == "halfway":

@@ -4,37 +4,32 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
-import socket
-import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from tests.helpers.pools import Component, Memory
+from tests.helpers.worker import Host
 
 import statelink
 from statelink import Status
+from statelink.testing.process import Process
 
 if TYPE_CHECKING:
     from tests.helpers.worker import Seen
 
     from statelink.errors import Reason
 
-ROOT = Path(__file__).parents[2]
 PLUGINS = Path(__file__).parent / "plugins"
-PATIENCE = 60.0
-"""Seconds after which a worker counts as stuck. Nothing here takes that long on a machine that works."""
 Items = Mapping[str, Any]
 
 
-class Engine:
-    """One operating-system process with links in it.
+class Engine(Process[Host]):
+    """One operating-system process with links in it. What it prints goes where the tests print.
 
     Args:
         folder: Where pools lie.
@@ -47,59 +42,19 @@ class Engine:
         self, folder: Path, name: str, inside: Sequence[str] = (), environment: Mapping[str, str] | None = None
     ) -> None:
         self.folder = folder
-        self.name = name
         self.links: list[LinkHandle] = []
         self._numbers = itertools.count()
-        self._asked = ""
-        ours, theirs = socket.socketpair()
-        given = {**os.environ, **(environment or {})}
-        path = os.pathsep.join(filter(None, [given.get("PYTHONPATH"), str(ROOT), str(PLUGINS)]))
-        with ours, theirs:
-            self.process = subprocess.Popen(
-                [*inside, sys.executable, "-m", "tests.helpers.worker", str(theirs.fileno())],
-                cwd=ROOT,
-                pass_fds=(theirs.fileno(),),
-                env={**given, "PYTHONPATH": path},
-            )
-            self._pipe = Connection(ours.detach())
+        given = environment or {}
+        path = os.pathsep.join(filter(None, [given.get("PYTHONPATH"), *sys.path, str(PLUGINS)]))
+        super().__init__(Host, name=name, environment={**given, "PYTHONPATH": path}, through=inside, output=2)
 
     @property
     def pid(self) -> int:
-        return self.process.pid
-
-    def call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """Call a method of the worker's host; what it raises is raised here."""
-        self.ask(method, *arguments, **named)
-        return self.answer()
-
-    def ask(self, method: str, *arguments: Any, **named: Any) -> None:
-        """The first half of a call, for things that take their time in several processes."""
-        self._asked = f"{method}{arguments!r:.300}"
-        self._pipe.send((method, arguments, named))
-
-    def answer(self, patience: float = PATIENCE) -> Any:
-        """The second half of a call; without an answer for so many seconds, the worker counts as stuck.
-
-        The seconds are counted one by one: if the machine stands still for a minute, that counts as one second.
-        """
-        if not any(self._pipe.poll(1.0) for _ in range(int(patience))):
-            self.process.send_signal(signal.SIGABRT)  # its fault handler prints every stack
-            raise AssertionError(f"{self.name} (pid {self.pid}) did not answer {self._asked}")
-        try:
-            good, answer = self._pipe.recv()
-        except (EOFError, ConnectionResetError) as error:
-            raise EOFError(f"{self.name} ended in {self._asked}: exit status {self.process.wait(PATIENCE)}") from error
-        if not good:
-            raise answer
-        return answer
+        return self.popen.pid
 
     def run(self, module: str, function: str, *arguments: Any) -> Any:
-        """Call a function of a module of the tests in the worker."""
-        return self.call("run", module, function, arguments)
-
-    def run_here(self, module: str, function: str, *arguments: Any) -> Any:
-        """The same with a function that takes the worker's host, and so its links, before its own arguments."""
-        return self.call("run_here", module, function, arguments)
+        """Call a function of a module that this process need not have, without the worker's host."""
+        return self(Host.run, module, function, arguments)
 
     def open(self, role: str, backend: str, pools: Sequence[Component], **config: Any) -> LinkHandle:
         """Open a link over pools of its own, in a file of its own, filled with random bytes.
@@ -118,10 +73,10 @@ class Engine:
         memory.fill(zlib.crc32(path.name.encode()))
         usual = {"instance": role, "rank": 0, "ranks": 1, "model": ""}
         who = {name: config.pop(name, value) for name, value in usual.items()}
-        self.ask("open", key, path, tuple(pools), who, {"role": role, "backend": backend, **config})
+        self.start(Host.open, key, path, tuple(pools), who, {"role": role, "backend": backend, **config})
 
         def opened() -> LinkHandle:
-            address, name = self.answer()
+            address, name = self.result()
             self.links.append(LinkHandle(self, key, address, name, memory))
             return self.links[-1]
 
@@ -129,43 +84,12 @@ class Engine:
 
     def gate(self, name: str, raises: str = "") -> str:
         """Make a closed gate, or one that raises; its name goes where an engine passes its event."""
-        self.call("gate", name, raises)
+        self(Host.gate, name, raises)
         return name
 
     def release(self, name: str) -> None:
         """Open a gate."""
-        self.call("release", name)
-
-    def stop(self) -> None:
-        """Stop every thread of it. Returns when they stand still: until then, a stopped process may still do a lot."""
-        self.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-
-    def go_on(self) -> None:
-        """Let it run again."""
-        self.process.send_signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        """Kill it, and wait until it is gone."""
-        self.process.kill()
-        self.process.wait(PATIENCE)
-        self._pipe.close()
-
-    def dismiss(self) -> None:
-        """Let it close its links and end, however it stands; does not wait for it."""
-        if not self._pipe.closed:
-            self._pipe.close()
-            self.process.send_signal(signal.SIGCONT)
-
-    def end(self) -> None:
-        """Dismiss it, and wait until it is gone."""
-        self.dismiss()
-        try:
-            self.process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait(PATIENCE)
-            raise AssertionError(f"{self.name} did not end by itself") from None
+        self(Host.release, name)
 
 
 class LinkHandle:
@@ -190,27 +114,27 @@ class LinkHandle:
 
     def _begin(self, *arguments: Any, **named: Any) -> RoomHandle:
         number = next(_rooms)
-        self.engine.call("begin", number, self.key, *arguments, **named)
+        self.engine(Host.begin, number, self.key, *arguments, **named)
         return RoomHandle(self.engine, number)
 
     def snapshot(self) -> dict[str, Any]:
-        return cast("dict[str, Any]", self.engine.call("link", self.key, "snapshot"))
+        return cast("dict[str, Any]", self.engine(Host.link, self.key, "snapshot"))
 
     def suspend(self, timeout: float = 20.0) -> None:
-        self.engine.call("link", self.key, "suspend", timeout)
+        self.engine(Host.link, self.key, "suspend", timeout)
 
     def resume(self) -> None:
-        self.engine.call("link", self.key, "resume")
+        self.engine(Host.link, self.key, "resume")
 
     def siblings(self, addresses: Sequence[str]) -> None:
-        self.engine.call("link", self.key, "siblings", addresses)
+        self.engine(Host.link, self.key, "siblings", addresses)
 
     def changes(self) -> list[tuple[int, Status, bool]]:
-        return cast("list[tuple[int, Status, bool]]", self.engine.call("changes", self.key))
+        return self.engine(Host.changes, self.key)
 
     def close(self, timeout: float = 5.0) -> bool:
         """Close it; what it returned."""
-        ended = bool(self.engine.call("link", self.key, "close", timeout))
+        ended = bool(self.engine(Host.link, self.key, "close", timeout))
         if self in self.engine.links:
             self.engine.links.remove(self)
         return ended
@@ -227,20 +151,20 @@ class RoomHandle:
         self._number = number
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return partial(self._engine.call, "room", self._number, name)
+        return partial(self._engine, Host.room, self._number, name)
 
     def spoiling(self, call: str, items: Items, **named: Any) -> None:
         """`push` or `accept` with arrays that are overwritten once the call has returned."""
-        self._engine.call("spoiling", self._number, call, items, **named)
+        self._engine(Host.spoiling, self._number, call, items, **named)
 
     def see(self) -> Seen:
-        return cast("Seen", self._engine.call("see", self._number))
+        return self._engine(Host.see, self._number)
 
     def wait(self, timeout: float = 20.0, *, quiesced: bool = False) -> Seen:
-        return cast("Seen", self._engine.call("wait", self._number, timeout, quiesced))
+        return self._engine(Host.wait, self._number, timeout, quiesced)
 
     def reach(self, status: Status, timeout: float = 20.0) -> Seen:
-        return cast("Seen", self._engine.call("reach", self._number, status, timeout))
+        return self._engine(Host.reach, self._number, status, timeout)
 
     def succeeded(self, timeout: float = 20.0) -> Seen:
         """Wait for the end, which is a success."""

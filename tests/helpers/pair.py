@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tests.helpers.expect import Case, carry, wanted
+from tests.helpers.worker import Host
 
 if TYPE_CHECKING:
     from tests.helpers.engine import LinkHandle, RoomHandle
@@ -139,7 +140,7 @@ class Pair:
 
     def errors(self) -> list[str]:
         """What the workers logged as errors."""
-        return [each for link in (self.prefill, self.decode) for each in link.engine.call("take_errors")]
+        return [each for link in (self.prefill, self.decode) for each in link.engine(Host.take_errors)]
 
 
 def items(case: Case, side: str = "target", **changes: Any) -> dict[str, Any]:

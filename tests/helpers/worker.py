@@ -1,11 +1,7 @@
-"""The other process: links over shared pools, driven by calls that arrive over a pipe.
-
-Run as ``python -m tests.helpers.worker DESCRIPTOR``, where the descriptor is that of a connected socket.
-"""
+"""What lives in another process of a test: links over shared pools, which calls drive."""
 
 from __future__ import annotations
 
-import faulthandler
 import gc
 import importlib
 import logging
@@ -13,11 +9,9 @@ import os
 import sys
 import threading
 import time
-import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,11 +19,12 @@ from tests.helpers.pools import Component, Memory
 
 import statelink
 from statelink.backend import RoomReport, hookimpl
-from statelink.errors import Reason, StatelinkError
 from statelink.registry import load_backend, plugin_manager
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from statelink.errors import Reason
 
 
 def _descriptors() -> int:
@@ -87,6 +82,14 @@ class Host:
     errors: Errors = field(default_factory=Errors)
     ends: Counter[tuple[int, str]] = field(default_factory=Counter)
 
+    def __post_init__(self) -> None:
+        logging.basicConfig(level=logging.WARNING, format=f"[{os.getpid()}] %(levelname)s %(name)s %(message)s")
+        logging.getLogger("statelink").addHandler(self.errors)
+
+    def close(self) -> None:
+        for link in self.links.values():
+            link.close(1.0)
+
     def warm(self, backend: str) -> None:
         """Load a backend and its library, so that opening a link does not have to."""
         kind = load_backend(backend)
@@ -112,7 +115,7 @@ class Host:
         """Call a method of a link."""
         return getattr(self.links[key], call)(*arguments)
 
-    def spoiling(self, number: int, call: str, items: dict[str, list[int]], **named: Any) -> None:
+    def spoiling(self, number: int, call: str, items: Mapping[str, Any], /, **named: Any) -> None:
         arrays = {name: np.array(ids) for name, ids in items.items()}
         self.room(number, call, arrays, **named)
         for array in arrays.values():
@@ -159,10 +162,6 @@ class Host:
         """Call a function of a module."""
         return getattr(importlib.import_module(module), function)(*arguments)
 
-    def run_here(self, module: str, function: str, arguments: tuple[Any, ...]) -> Any:
-        """Call one that takes this host first."""
-        return self.run(module, function, (self, *arguments))
-
     def threads(self) -> list[str]:
         """Names of the threads of links and their backends."""
         return [each.name for each in threading.enumerate() if each.name.startswith(("statelink-", "tcp-"))]
@@ -205,38 +204,3 @@ class Host:
     def _gated(self, named: dict[str, Any]) -> dict[str, Any]:
         ready = named.get("ready")
         return named if ready is None else {**named, "ready": self.gates[ready]}
-
-
-def serve(pipe: Connection) -> None:
-    host = Host()
-    logging.basicConfig(level=logging.WARNING, format=f"[{os.getpid()}] %(levelname)s %(name)s %(message)s")
-    logging.getLogger("statelink").addHandler(host.errors)
-    while True:
-        try:
-            method, arguments, named = pipe.recv()
-        except (EOFError, ConnectionResetError):
-            break
-        try:
-            answer = True, getattr(host, method)(*arguments, **named)
-        except StatelinkError as error:
-            answer = False, error
-        except Exception:
-            answer = False, Unexpected(traceback.format_exc())
-        try:
-            pipe.send(answer)
-        except BrokenPipeError:  # nobody waits for it any more
-            break
-    for link in host.links.values():
-        link.close(1.0)
-
-
-class Unexpected(Exception):
-    """Something other than Statelink's own errors was raised in the worker."""
-
-
-if __name__ == "__main__":
-    faulthandler.enable()
-    # So that what is pickled here has the name that the test knows.
-    from tests.helpers import worker
-
-    worker.serve(Connection(int(sys.argv[1])))

@@ -12,6 +12,7 @@ from tests.helpers.availability import environment_of
 from tests.helpers.engine import Engine, LinkHandle
 from tests.helpers.pair import Pair
 from tests.helpers.pools import Component, hybrid
+from tests.helpers.worker import Host
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,7 +49,7 @@ class TwoEngines:
         made, self._spares = self._spares[:count], self._spares[count:]
         self.engines += made
         for engine in made:
-            engine.answer()
+            engine.result()
         return made
 
     def engine(self, *inside: str) -> Engine:
@@ -59,7 +60,7 @@ class TwoEngines:
 
     def _start(self, *inside: str) -> Engine:
         made = Engine(self.folder, f"other-{next(_numbers)}", inside, self._environment)
-        made.ask("warm", self.backend)
+        made.start(Host.warm, self.backend)
         return made
 
     def open(self, role: str, pools: Sequence[Component] | None = None, **config: Any) -> LinkHandle:
@@ -85,19 +86,19 @@ class TwoEngines:
         """Close what a test opened, and see that nothing is left."""
         untidy, self.untidy = self.untidy, False
         problems: list[str] = []
-        living = [engine for engine in self.engines if engine.process.poll() is None]
+        living = [engine for engine in self.engines if engine.alive]
         for engine in living:
-            engine.ask("close_all", 0.5 if untidy else 5.0)
+            engine.start(Host.close_all, 0.5 if untidy else 5.0)
         for engine in living:
             engine.links.clear()
-            if not engine.answer() and not untidy:
+            if not engine.result() and not untidy:
                 problems.append(f"{engine.name}: close() says that not everything ended")
             # A call about a dead peer may still be in the library, which needs a while to find that it is dead.
             until = time.monotonic() + (10.0 if untidy else 0.0)
-            while (left := engine.call("threads")) and time.monotonic() < until:
+            while (left := engine(Host.threads)) and time.monotonic() < until:
                 time.sleep(0.05)
             problems += [f"{engine.name} leaves threads {left}"] if left else []
-            problems += [f"{engine.name}: {each}" for each in engine.call("take_errors")]
+            problems += [f"{engine.name}: {each}" for each in engine(Host.take_errors)]
         for engine in self.engines[2:]:
             engine.dismiss()
         self._leaving += self.engines[2:]
@@ -111,7 +112,7 @@ class TwoEngines:
 
     @property
     def usable(self) -> bool:
-        return all(engine.process.poll() is None for engine in (self.prefill, self.decode))
+        return all(engine.alive for engine in (self.prefill, self.decode))
 
     def dismiss(self) -> list[Engine]:
         """End its processes; those that are still to be waited for."""
@@ -134,7 +135,7 @@ def _engine_pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
 
     yield get
     for engine in [each for two_engines in made.values() for each in two_engines.dismiss()]:
-        engine.end()
+        engine.leave()
 
 
 @pytest.fixture

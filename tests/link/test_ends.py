@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.helpers.worker import Host
 from tests.link.test_reasons import same, stood
 
 from statelink import Status
@@ -58,7 +59,7 @@ def test_aborts(pair: Pair, phase: str, side: str) -> None:
     assert sending.failed() == wanted
     assert receiving.wait(quiesced=True).quiesced
     assert sending.wait(quiesced=True).quiesced
-    pair.prefill.engine.call("gate", str(case.room), "")
+    pair.prefill.engine(Host.gate, str(case.room), "")
     pair.spoilt(case)
     pair.run(room=case.room)  # the id is free again, at once
 

@@ -405,14 +405,14 @@ def test_an_attached_peer_that_asks_for_much(two_engines: TwoEngines, tmp_path: 
         early = pair.case()
         receiving = pair.receive(early)
         peers.until(lambda: pair.prefill.snapshot()["load"]["pending_requests"] == 1)
-        before = resident(pair.prefill.engine.process.pid)
+        before = resident(pair.prefill.engine.pid)
         items = {"kv": wire.ItemList(0, bytes(4 << 20))}
         for room in range(1, 60):
             usual: dict[str, Any] = {"room": (1 << 50) + room, "generation": 1, "tokens": 1, "prefix": 0}
             fake.say(wire.Request(sender=fake.name, to=fake.peer, **usual, items=items))
         fake.hear(wire.Failed, (1 << 50) + 57, timeout=60)
         assert pair.prefill.snapshot()["load"]["pending_request_bytes"] <= limit
-        assert resident(pair.prefill.engine.process.pid) - before < limit + (96 << 20)
+        assert resident(pair.prefill.engine.pid) - before < limit + (96 << 20)
         sending = pair.send(early)
         pair.push(sending, early)
         pair.ended(early, receiving, sending)

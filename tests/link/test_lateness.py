@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from tests.helpers.engine import LinkHandle
     from tests.link.conftest import TwoEngines
 
-HONEST = "tests.link.honest"
 POOLS = (Kv(layers=(0,), pages=1024, heads=1, dtype="uint8"),)
 MEGABYTE = 1 << 20
 MOST = 256
@@ -263,7 +262,7 @@ class Siege:
     def begin(self) -> None:
         self.start = time.monotonic() + 0.2
         for link in self.links.values():
-            link.engine.run_here(HONEST, "begin", link.key, self.links["prefill"].address, self.start)
+            link.engine(honest.begin, link.key, self.links["prefill"].address, self.start)
 
     def rooms(self) -> range:
         """Ids of requests that are, or will soon be, open."""
@@ -282,8 +281,8 @@ class Siege:
     def end(self) -> dict[str, honest.Found]:
         last = time.monotonic() + 0.5
         for link in self.links.values():
-            link.engine.ask("run_here", HONEST, "end", (link.key, last))
-        return {role: link.engine.answer() for role, link in self.links.items()}
+            link.engine.start(honest.end, link.key, last)
+        return {role: link.engine.result() for role, link in self.links.items()}
 
 
 def besiege(two_engines: TwoEngines, scale: int, tell: Callable[[str], None]) -> float:

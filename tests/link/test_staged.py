@@ -12,6 +12,7 @@ from tests.helpers import peers
 from tests.helpers.expect import carry
 from tests.helpers.fleet import FAST, Fleet
 from tests.helpers.pools import Mamba, hybrid
+from tests.helpers.worker import Host
 from tests.link.conftest import FORCED
 from tests.link.test_topology import TCP, sharded
 from tests.link.test_verify import FAULTY, OTHER_PAGES, run_by_layers
@@ -211,7 +212,7 @@ def test_prefill_dies_in_the_middle(two_engines: TwoEngines) -> None:
     """Its space in decode's ring is lent again when it is certain that it writes no more."""
     two_engines.untidy = True
     engine = two_engines.engine()
-    engine.call("warm", f"faulty-{two_engines.backend}")
+    engine(Host.warm, f"faulty-{two_engines.backend}")
     config: dict[str, Any] = {"backend": f"faulty-{two_engines.backend}", "staging": FORCED, **FAST}
     made = two_engines.pair(**config)
     doomed = made.beside(two_engines.open("prefill", engine=engine, **config))

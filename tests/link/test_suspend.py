@@ -10,6 +10,7 @@ import pytest
 from tests.helpers.fleet import Fleet
 from tests.helpers.links import link_of
 from tests.helpers.peers import cut, dialled, until
+from tests.link import remapping
 from tests.link.test_staged import hang
 from tests.link.test_topology import TCP, sharded
 from tests.link.test_verify import FAULTY
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from tests.helpers.engine import LinkHandle
     from tests.link.conftest import TwoEngines
 
-REMAPPING = "tests.link.remapping"
 HELD = 4
 """Largest handshakes that a suspended link keeps."""
 
@@ -37,7 +37,7 @@ def test_memory_that_is_gone_for_a_while(two_engines: TwoEngines, side: str) -> 
     before = link.snapshot()
     link.suspend()
     assert link.snapshot()["suspended"]
-    link.engine.run_here(REMAPPING, "unmap", link.key)
+    link.engine(remapping.unmap, link.key)
     case = made.case()
     with pytest.raises(ClosedError, match="the link is suspended") as caught:
         made.send(case) if side == "prefill" else made.receive(case)
@@ -46,7 +46,7 @@ def test_memory_that_is_gone_for_a_while(two_engines: TwoEngines, side: str) -> 
     with pytest.raises(StateError):  # the memory is not there
         link.resume()
     assert link.snapshot()["suspended"]
-    link.engine.run_here(REMAPPING, "map_again", link.key)
+    link.engine(remapping.map_again, link.key)
     link.resume()
     receiving, sending = (other, made.send(case)) if side == "prefill" else (made.receive(case), other)
     made.push(sending, case)

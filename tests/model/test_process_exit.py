@@ -20,6 +20,8 @@ from statelink.link.peers._process import Witness, this_process
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.helpers.worker import Host
+
     from statelink.wire import ProcessId
 
 HERE = "tcp://127.0.0.1:1"
@@ -30,7 +32,7 @@ class Child:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.process = engine.process
+        self.process = engine.popen
         self.stated: ProcessId | None = engine.run("statelink.link.peers._process", "this_process")
 
     @property
@@ -82,7 +84,7 @@ def test_a_process_that_was_killed_has_ended_before_and_after_it_is_reaped(child
     assert child.witness() is None, "nothing can be said of who is not here at the greeting"
 
 
-def leave_a_thread() -> None:
+def leave_a_thread(_: Host) -> None:
     """Runs in the child: its main thread ends, and another one stays."""
     threading.Thread(target=time.sleep, args=(60,)).start()
     ctypes.CDLL(None).pthread_exit(None)
@@ -91,7 +93,7 @@ def leave_a_thread() -> None:
 def test_a_main_thread_that_ended_is_not_the_end_of_its_process(child: Child) -> None:
     witness = child.witness()
     assert witness is not None
-    child.engine.ask("run", __name__, "leave_a_thread", ())
+    child.engine.start(leave_a_thread)
     until(lambda: state(child.id.pid) == "Z")
     time.sleep(0.05)
     assert not witness.ended()

@@ -14,6 +14,7 @@ import pytest
 from tests.helpers.engine import Engine, LinkHandle, RoomHandle
 from tests.helpers.etcd import Etcd
 from tests.helpers.pools import Kv
+from tests.helpers.worker import Host
 
 from statelink import Status
 from statelink.config import LinkConfig
@@ -176,7 +177,7 @@ class Fleet:
         for engine in self.engines.values():
             engine.dismiss()
         for engine in self.engines.values():
-            engine.end()
+            engine.leave()
 
 
 @pytest.fixture
@@ -222,8 +223,8 @@ def test_instances_come_go_and_change_roles_while_rooms_flow(fleet: Fleet) -> No
     assert {route[0] for route in fleet.failed} == {"b"}, fleet.failed
     assert {reason.code for reasons in fleet.failed.values() for reason in reasons} == {"peer.lost"}
     for name in "acd":
-        assert fleet.engines[name].process.poll() is None
-        assert fleet.engines[name].call("take_errors") == []
+        assert fleet.engines[name].alive
+        assert fleet.engines[name](Host.take_errors) == []
     for member in fleet.members.values():
         seen = member.link.snapshot()
         assert (seen["quarantined"], seen["taken_back"]) == ([], []), seen

@@ -77,7 +77,10 @@ def test_it_answers_and_ends_by_itself(tmp_path: Path) -> None:
         process.start(Own.count, many=2)
         assert not process.idle
         assert process.returns(30)
-        assert process.result() == (process.popen.pid, 3)
+        process.start(Own.count, many=3)
+        with pytest.raises(AssertionError, match="still to be taken"):
+            process(Own.count)
+        assert [process.result()[1], process.result()[1]] == [3, 6]
         with pytest.raises(StatelinkError, match="it failed: on purpose") as failed:
             process(fail, "link")
         assert (failed.value.code, failed.value.hint) == ("mine", "none")

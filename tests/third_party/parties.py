@@ -53,7 +53,7 @@ def parties(
         yield Pair(*(each() for each in opened))
     finally:
         for engine in engines:
-            engine.end()
+            engine.leave()
 
 
 def hand_over(pair: Pair) -> int:

@@ -17,9 +17,11 @@ from tests.helpers.expect import Case, carry
 from tests.helpers.pair import Pair
 from tests.helpers.peers import until
 from tests.helpers.pools import Kv, hybrid
+from tests.helpers.worker import Host
 
 from statelink import Status
 from statelink.testing import free_addresses
+from statelink.testing.process import ProcessError
 
 if TYPE_CHECKING:
     from tests.helpers.engine import Engine, LinkHandle, RoomHandle
@@ -43,7 +45,7 @@ def on(name: str, *cases: tuple[str, object], later: Sequence[tuple[str, object]
 
 def threads(engine: Engine) -> Counter[str]:
     """How many threads of each kind there are. The next one takes the place of one that was stuck in the library."""
-    return Counter(re.sub(r"-\d+$", "", name) for name in engine.call("threads") if name.startswith("statelink-"))
+    return Counter(re.sub(r"-\d+$", "", name) for name in engine(Host.threads) if name.startswith("statelink-"))
 
 
 def mid_chunk(pair: Pair, case: Case) -> tuple[RoomHandle, RoomHandle]:
@@ -84,9 +86,9 @@ def test_prefill_is_killed(two_engines: TwoEngines, when: str) -> None:
     if when == "in the library":
         receiving, sending = first.begin(case)
         doomed.run("faulty_backends", "plan", "submit", "die")
-        with contextlib.suppress(EOFError):  # it may be gone before it can answer
+        with contextlib.suppress(ProcessError):  # it may be gone before it can answer
             first.push(sending, case)
-        doomed.process.wait(20)
+        doomed.popen.wait(20)
     elif when == "mid-chunk":
         receiving, _ = mid_chunk(first, case)
         doomed.kill()
@@ -107,7 +109,7 @@ def test_prefill_is_killed(two_engines: TwoEngines, when: str) -> None:
     second.pardon(case)
     second.run()
     assert before <= threads(two_engines.decode)
-    assert decode.engine.call("take_errors") == []
+    assert decode.engine(Host.take_errors) == []
 
 
 @on(

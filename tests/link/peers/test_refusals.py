@@ -17,6 +17,7 @@ import pytest
 from tests.helpers.fakes import FakeDecode, FakePrefill
 from tests.helpers.pair import Pair
 from tests.helpers.pools import Aux, Component, Index, Kv, Mamba, hybrid
+from tests.helpers.worker import Host
 
 import statelink
 from statelink import state, wire
@@ -402,7 +403,7 @@ def test_a_backend_that_fails_while_it_opens(two_engines: TwoEngines) -> None:
         with pytest.raises(kind) as error:
             two_engines.open("decode", backend="faulty-tcp")
         assert text in str(error.value)
-        assert not two_engines.decode.call("threads")
+        assert not two_engines.decode(Host.threads)
     two_engines.open("decode", backend="faulty-tcp")
 
 

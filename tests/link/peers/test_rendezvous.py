@@ -18,6 +18,7 @@ from tests.helpers import peers
 from tests.helpers.links import client
 from tests.helpers.pair import Pair
 from tests.helpers.pools import Aux, Kv
+from tests.helpers.worker import Host
 
 from statelink import Keys, wire
 from statelink.errors import ConfigError
@@ -172,7 +173,7 @@ def test_not_before_every_distinct_rank_is_there(two_engines: TwoEngines, served
         peers.until(lambda: all(found(each, "prefill") for each in decodes))
         assert probe.addresses("prefill") == [again.address, second.address]
         assert first.address not in probe.addresses("prefill")
-        second.engine.call("link", second.key, "close", 5.0)
+        second.engine(Host.link, second.key, "close", 5.0)
         peers.until(lambda: probe.addresses("prefill") == [])  # it said goodbye
     for room in rooms:
         room.abort()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.helpers.expect import Case, carry
+from tests.helpers.worker import Host
 
 from statelink import Pages, Status
 from statelink.errors import ClosedError, RoomError
@@ -215,9 +216,9 @@ def test_ready_events_hold_the_bytes_back(pair: Pair, side: str) -> None:
         receiving, sending = pair.receive(case, ready=gate), pair.send(case)
         pair.push(sending, case)
     deadline = time.monotonic() + 20
-    while engine.call("asked", "event") < 20 and time.monotonic() < deadline:
+    while engine(Host.asked, "event") < 20 and time.monotonic() < deadline:
         time.sleep(0.005)
-    assert engine.call("asked", "event") >= 20, "it is looked at again and again"
+    assert engine(Host.asked, "event") >= 20, "it is looked at again and again"
     assert pair.decode.memory.differences(before) == []
     assert receiving.see().status < Status.SUCCEEDED
     assert not sending.see().quiesced, "its memory will still be read"

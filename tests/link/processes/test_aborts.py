@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.helpers.worker import Host
+from tests.link.processes import sides
 from tests.link.processes.sides import POOLS
 
 if TYPE_CHECKING:
     from tests.helpers.engine import LinkHandle
     from tests.link.conftest import TwoEngines
 
-SCENARIO, WATCHED = "tests.link.processes.sides", "tests.link.processes.watched"
+WATCHED = "tests.link.processes.watched"
 SIDES = ("prefill", "decode")
 SHORT, LONG = 200, 20_000
 """Rooms of a run; four fifths of them or more end in failure."""
@@ -129,9 +131,9 @@ class Run:
     def close(self) -> list[Any]:
         """Close both, and let go of all that was theirs; what each process holds then."""
         for engine in self.engines:
-            assert engine.call("close_all", 5.0)
+            assert engine(Host.close_all, 5.0)
             engine.links.clear()
-        return [{name: engine.call("usage")[name] for name in ("fds", "tasks")} for engine in self.engines]
+        return [{name: engine(Host.usage)[name] for name in ("fds", "tasks")} for engine in self.engines]
 
     def begin(self, rooms: int, *, aborts: float = 0.85, breaks: float = 0.0, early: bool = False) -> None:
         """Let rooms be played. With ``early``, memory of failed rooms is used again before it is quiesced."""
@@ -139,7 +141,7 @@ class Run:
         draws = {"seed": self.seed, "aborts": aborts, "breaks": breaks}
         for link in self.links:
             given = (link.key, self._marks, self.links[0].address, rooms, early, draws)
-            link.engine.ask("run_here", SCENARIO, "play", given)
+            link.engine.start(sides.play, *given)
 
     def wait_for(self, rooms: int) -> None:
         """Return once both sides are through with so many rooms."""
@@ -152,12 +154,12 @@ class Run:
         """Wait until both sides have come to rest, and look at every byte."""
         outcome = Outcome(self.seed)
         for link in self.links:
-            link.engine.answer(PATIENCE[1])
+            link.engine.result(PATIENCE[1])
         time.sleep(0.2)  # what is late has time to land
         for link in self.links:
-            link.engine.ask("run_here", SCENARIO, "finish", (link.key,))
+            link.engine.start(sides.finish, link.key)
         for side, link in zip(SIDES, self.links, strict=True):
-            seen = link.engine.answer()
+            seen = link.engine.result()
             outcome.aborted.update(seen.pop("phases"))
             outcome.in_flight += seen.pop("in_flight")
             outcome.wrong += seen["wrong"]
@@ -310,7 +312,7 @@ def test_batches_fail_in_the_library(run: Run) -> None:
         assert seen["quarantined"] == side["stuck"]
         assert 0 < sum(seen["quarantined_bytes"].values()) <= side["held"]
     for engine in run.engines:
-        engine.call("close_all", 0.5)
+        engine(Host.close_all, 0.5)
     run.open(lies=True)
     outcome = run.play(BROKEN, breaks=0.06, early=True)
     print(f"\n--- without checks\n{outcome}")

@@ -14,6 +14,7 @@ import pytest
 from tests.helpers.pair import Pair
 from tests.helpers.peers import until
 from tests.helpers.pools import Kv, hybrid
+from tests.helpers.worker import Host
 
 from statelink import Status
 from statelink.testing import free_addresses
@@ -272,7 +273,7 @@ def test_one_of_several_sources_dies(two_engines: TwoEngines) -> None:
     addresses = [source.address for source in sources]
 
     for side in (decode, sources[0]):
-        side.engine.call("count_ends")
+        side.engine(Host.count_ends)
 
     def begin(room: int) -> tuple[RoomHandle, list[RoomHandle]]:
         receiving = decode.receive(room, addresses, 32, {"kv": [1, 2]})
@@ -294,4 +295,4 @@ def test_one_of_several_sources_dies(two_engines: TwoEngines) -> None:
     assert sending[0].wait(SOON, quiesced=True).quiesced
     until(lambda: not decode.snapshot()["quarantined"])
     for side in (decode, sources[0]):
-        assert side.engine.call("counted_ends") == {(1, "succeeded"): 1, (2, "failed"): 1}
+        assert side.engine(Host.counted_ends) == {(1, "succeeded"): 1, (2, "failed"): 1}

@@ -115,8 +115,8 @@ class Load:
         self._next += count
         for name, link in self.links.items():
             peers = self._prefill if name.startswith("decode") else []
-            link.engine.ask("run_here", __name__, "play", (link.key, peers, first, count, window))
-        found = {name: link.engine.answer(patience) for name, link in self.links.items()}
+            link.engine.start(play, link.key, peers, first, count, window)
+        found = {name: link.engine.result(patience) for name, link in self.links.items()}
         for name, result in found.items():
             assert result["ended"] == {"succeeded": count}, (name, result)
             assert result["wrong"] == 0, name

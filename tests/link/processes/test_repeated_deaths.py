@@ -19,6 +19,7 @@ import pytest
 from tests.helpers.pair import Pair
 from tests.helpers.peers import until
 from tests.helpers.pools import Aux, Kv
+from tests.helpers.worker import Host
 
 from statelink import Status
 from statelink.testing import free_addresses
@@ -165,7 +166,7 @@ class Repeated:
         self.tally.longest[1] = max(self.tally.longest[1], time.monotonic() - began)
         self.tally.deaths += 1
         self.tally.recovered += 1
-        self.tally.held.append(self._survivor.engine.call("usage"))
+        self.tally.held.append(self._survivor.engine(Host.usage))
 
     def _served(self, pair: Pair) -> bool:
         """Whether a room works. A decode that goes on may ask before it has heard that prefill gave it up."""

@@ -77,7 +77,7 @@ class Process(Generic[_Own]):
     ) -> None:
         self.name, self.patience = name, patience
         self._log = tempfile.TemporaryFile() if output is None else None  # noqa: SIM115 - closed in end()
-        self._pending = False
+        self._pending = 0
         given = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(environment or {})}
         ours, theirs = socket.socketpair()
         with ours, theirs:
@@ -121,6 +121,7 @@ class Process(Generic[_Own]):
             ProcessError: The process has ended, or did not answer within its patience; it is then aborted.
             Exception: What the function raises. Its cause has the traceback.
         """
+        assert not self._pending, "the result of an earlier call is still to be taken"
         self.start(function, *arguments, **named)
         answer: _Answer = self.result()
         return answer
@@ -128,17 +129,16 @@ class Process(Generic[_Own]):
     def start(
         self, function: Callable[Concatenate[_Own, _Given], Any], *arguments: _Given.args, **named: _Given.kwargs
     ) -> None:
-        """Begin a call. `result` waits for its end.
+        """Begin a call, after those that were begun before. `result` waits for the end of the first of them.
 
         Raises:
             ProcessError: The process has ended.
         """
-        assert not self._pending, "a process makes one call at a time"
         try:
             self._pipe.send_bytes(pickle.dumps((function, arguments, named)))
         except GONE as error:
             raise self._ended() from error
-        self._pending = True
+        self._pending += 1
 
     def returns(self, within: float) -> bool:
         """Whether the call that `start` began ends within some seconds. `result` is still to be called.
@@ -162,7 +162,7 @@ class Process(Generic[_Own]):
             good, answer, trace = pickle.loads(self._pipe.recv_bytes())
         except GONE as error:
             raise self._ended() from error
-        self._pending = False
+        self._pending -= 1
         if not good:
             raise answer from _ThereError(trace)
         return answer
@@ -220,7 +220,7 @@ class Process(Generic[_Own]):
         self.end()
 
     def _ended(self) -> ProcessError:
-        self._pending = False
+        self._pending = 0
         try:
             status = self.popen.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:

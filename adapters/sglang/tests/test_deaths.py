@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from engine_processes import free_port
-from support.process import START, Process
+from support.process import START, Host, Process
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,40 +23,36 @@ CONFIG: dict[str, Any] = {"backend": "tcp", "heartbeat": 0.5, "liveness": 4.0}
 KEY = "rank"
 MADE = ("support.pools", "make", {"kind": "hybrid"})
 rooms = itertools.count(1)
-numbers = itertools.count()
 
 Starter = Callable[..., Process]
 
 
 @pytest.fixture
-def start(llama: Path, tmp_path: Path) -> Iterator[Starter]:
+def start(llama: Path) -> Iterator[Starter]:
     """Starts processes, each of which publishes SGLang's configuration. They are killed in the end."""
     made: list[Process] = []
 
     def start(role: str, inside: tuple[str, ...] = (), host: str = "127.0.0.1") -> Process:
-        log = tmp_path / f"{role}-{next(numbers)}.log"
-        process = Process(role, log, inside, {"SGLANG_HOST_IP": host})
+        process = Process(role, inside, {"SGLANG_HOST_IP": host})
         made.append(process)
-        process.ask("publish", role, "statelink", str(llama), host)
+        process.start(Host.publish, role, "statelink", str(llama), host)
         return process
 
     yield start
     for process in made:
-        if process.running:
-            process.go_on()
-        process.kill()
+        process.end()
 
 
 def _rank(process: Process, port: int, **config: Any) -> None:
     """Make the process's rank, once SGLang is imported."""
-    process.answer(START)
-    process.call("start", KEY, MADE, port, {**CONFIG, **config})
+    process.result(START)
+    process(Host.start, KEY, MADE, port, {**CONFIG, **config})
     if process.name == "prefill":
-        process.call("rank", KEY, "fill", 1)
+        process(Host.rank, KEY, "fill", 1)
 
 
 def _on(process: Process, method: str, *arguments: Any, **named: Any) -> Any:
-    return process.call("rank", KEY, method, *arguments, **named)
+    return process(Host.rank, KEY, method, *arguments, **named)
 
 
 def _half(prefill: Process, decode: Process) -> int:
@@ -173,8 +169,8 @@ def test_a_cut_network_fails_the_request_on_both_sides_and_is_mended(start: Star
     prefill = start("prefill", tuple(inside), near)
     decode = start("decode", tuple(outside), far)
     _rank(prefill, port, listen=f"tcp://{near}:0", insecure=True)
-    decode.answer(START)
-    decode.call("start", KEY, MADE, port, {**CONFIG, "listen": f"tcp://{far}:0", "insecure": True}, at=near)
+    decode.result(START)
+    decode(Host.start, KEY, MADE, port, {**CONFIG, "listen": f"tcp://{far}:0", "insecure": True}, at=near)
     _on(decode, "meet")
     _ordinary(prefill, decode)
     room = _half(prefill, decode)

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pytest
 from engine_processes import free_port
-from support.process import START, Process, processes
+from support.process import START, Host, Process
+
+from statelink.errors import StatelinkError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,7 +75,7 @@ class Pair(NamedTuple):
     table: Table
 
     def on(self, process: Process, method: str, *arguments: Any, **named: Any) -> Any:
-        return process.call("rank", self.key, method, *arguments, **named)
+        return process(Host.rank, self.key, method, *arguments, **named)
 
     def open(self, room: int, tokens: int = N, prefix: int = 0) -> None:
         self.on(self.prefill, "open", room, tokens)
@@ -139,10 +141,10 @@ class Two(NamedTuple):
         """A rank in each process. Where the sides differ, prefill waits a few seconds for a request, not minutes."""
         limits = {} if decode is None else {"timeouts": IMPATIENT}
         key, port = f"pair-{next(rooms)}", free_port()
-        self.prefill.ask("start", key, ("support.pools", "make", prefill), port, {**CONFIG, **config}, **limits)
-        self.decode.ask("start", key, ("support.pools", "make", decode or prefill), port, {**CONFIG, **config})
+        self.prefill.start(Host.start, key, ("support.pools", "make", prefill), port, {**CONFIG, **config}, **limits)
+        self.decode.start(Host.start, key, ("support.pools", "make", decode or prefill), port, {**CONFIG, **config})
         for process in (self.prefill, self.decode):
-            process.answer()
+            process.result()
         made_pair = Pair(self.prefill, self.decode, key, self.table)
         made_pair.on(self.prefill, "fill", 1)
         made_pair.on(self.decode, "meet")
@@ -158,12 +160,12 @@ def table(request: pytest.FixtureRequest) -> Iterator[Table]:
 
 
 @pytest.fixture(scope="module")
-def two(llama: Path, table: Table, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
-    with processes(tmp_path_factory.mktemp("two"), "prefill", "decode") as (prefill, decode):
+def two(llama: Path, table: Table) -> Iterator[Two]:
+    with Process("prefill") as prefill, Process("decode") as decode:
         for process in (prefill, decode):
-            process.ask("publish", process.name, "statelink", str(llama))
+            process.start(Host.publish, process.name, "statelink", str(llama))
         for process in (prefill, decode):
-            process.answer(START)
+            process.result(START)
         yield Two(prefill, decode, table)
 
 
@@ -179,8 +181,8 @@ def hybrid(two: Two) -> Pair:
 
 def _refused(process: Process, made: dict[str, Any], spoil: str) -> str:
     """Why a rank does not start."""
-    with pytest.raises(RuntimeError) as caught:
-        process.call("start", "refused", ("support.pools", "make", made), free_port(), CONFIG, spoil=spoil)
+    with pytest.raises(StatelinkError) as caught:
+        process(Host.start, "refused", ("support.pools", "make", made), free_port(), CONFIG, spoil=spoil)
     return str(caught.value)
 
 
@@ -350,7 +352,7 @@ def test_transport_refuses_one_batch(two: Two, fault: str, said: str) -> None:
     pair.open(room)
     pair.on(pair.decode, "name", room)
     pair.on(pair.prefill, "reach", room, WAITING)
-    two.prefill.call("plain", "faulty_backends", "plan", "submit", fault)
+    two.prefill(Host.plain, "faulty_backends", "plan", "submit", fault)
     pair.on(pair.prefill, "send", room, 128)
     pair.fails(room, said)
     pair.ordinary()
@@ -365,10 +367,10 @@ def test_pages_that_sglang_takes_back_while_they_are_read_are_counted_and_the_ro
     pair.open(room)
     pair.on(pair.decode, "name", room)
     assert pair.on(pair.prefill, "reach", room, WAITING)[-1] == WAITING
-    two.prefill.call("plain", "faulty_backends", "plan", "submit", "hang")
+    two.prefill(Host.plain, "faulty_backends", "plan", "submit", "hang")
     pair.on(pair.prefill, "send", room, 128)
     end = time.monotonic() + 30
-    while not two.prefill.call("plain", "faulty_backends", "struck", "hang"):
+    while not two.prefill(Host.plain, "faulty_backends", "struck", "hang"):
         assert time.monotonic() < end
     assert "the vote of this server's ranks aborted the transfer" in pair.on(pair.prefill, "reason", room)
     assert pair.on(pair.decode, "reach", room, FAILED)[-1] == FAILED
@@ -378,5 +380,5 @@ def test_pages_that_sglang_takes_back_while_they_are_read_are_counted_and_the_ro
     assert pair.on(pair.prefill, "taken_back") == {"prefill": {"engine": 1}}
     assert pair.on(pair.decode, "taken_back") == {}
     pair.ordinary(room=room)
-    two.prefill.call("plain", "faulty_backends", "heal")
+    two.prefill(Host.plain, "faulty_backends", "heal")
     pair.ordinary()

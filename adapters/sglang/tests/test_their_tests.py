@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 from engine_environments import SGLANG
 from engine_processes import OwnProcess
+from support.forks import TESTS
 from support.models import make_llama
-from support.process import TESTS
 
 if TYPE_CHECKING:
     from pathlib import Path

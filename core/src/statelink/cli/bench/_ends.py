@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import secrets
+import subprocess
 import time
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -13,11 +14,12 @@ import zmq
 
 from statelink._json import decode_json
 from statelink.errors import StatelinkError
+from statelink.testing.process import Process, ProcessError
 from statelink.wire import Dialling, Keys, Trouble, parse_endpoint
 
 from .._alone import ended_with
 from ._messages import MOST_MESSAGE_BYTES, Hello, Over, Told
-from ._side import serve
+from ._side import Side
 
 __all__ = ["End", "FailedError", "Local", "Remote"]
 
@@ -54,26 +56,22 @@ class End(Protocol):
         """End it. May be called twice."""
 
 
-class Local:
-    """A side in a process of its own on this host.
+class Local(Process[Side]):
+    """A side in a process of its own on this host. What it prints goes to standard error.
 
     Args:
         role: See `statelink.cli.bench._side.Side`.
     """
 
     def __init__(self, role: str) -> None:
-        self._role = role
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(role, theirs), name=f"bench-{role}", daemon=True)
-        self._process.start()
-        theirs.close()  # so that this end notices if the process ends
+        # What libraries print must not get between the results.
+        super().__init__(partial(Side, role), name=role, output=2)
 
     def ask(self, told: Told, patience: float) -> Answer:
         """See `End.ask`."""
         self.tell(told)
-        if not self._pipe.poll(patience):
-            self._process.kill()  # what it may still answer must not be taken for the answer to something else
+        if not self.returns(patience):
+            self.kill()  # what it may still answer must not be taken for the answer to something else
             raise self.silent(told, patience)
         return self.answer()
 
@@ -84,46 +82,38 @@ class Local:
             FailedError: It has ended.
         """
         try:
-            self._pipe.send_bytes(msgspec.json.encode(told))
-        except OSError as error:
-            raise self._ended() from error
-
-    def fileno(self) -> int:
-        """A descriptor that is readable once there is an answer, or the process has ended."""
-        return self._pipe.fileno()
+            self.start(Side.do, told)
+        except ProcessError as error:
+            raise self._lost() from error
 
     def answer(self) -> Answer:
-        """Take the answer. Blocks until there is one.
+        """Take the answer. Blocks until there is one, for the seconds of a process's patience at most.
 
         Raises:
             FailedError: It failed, or has ended.
         """
         try:
-            raw = self._pipe.recv_bytes()
-        except (EOFError, OSError) as error:
-            raise self._ended() from error
-        return _read(self._role, raw)
+            return _good(self.name, self.result())
+        except ProcessError as error:
+            raise self._lost() from error
 
     def silent(self, told: Told, patience: float) -> FailedError:
         """The error that says that it has not answered for so many seconds."""
-        return FailedError(f"{self._role} did not answer", cause=f"it was told to {told.task}, {patience:.0f} s ago")
-
-    def _ended(self) -> FailedError:
-        self._process.join(10)
-        return FailedError(f"{self._role} has ended", cause=_ended(self._process.exitcode))
+        return FailedError(f"{self.name} did not answer", cause=f"it was told to {told.task}, {patience:.0f} s ago")
 
     def gone(self) -> FailedError | None:
         """See `End.gone`."""
-        status = self._process.exitcode
-        return None if status is None else FailedError(f"{self._role} has ended", cause=_ended(status))
+        return None if self.alive else self._lost()
 
     def close(self, patience: float = 10.0) -> None:
         """See `End.close`. ``patience``: seconds that it gets to close what it has open."""
-        self._pipe.close()
-        self._process.join(patience)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        self.dismiss()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(patience)
+        self.end()
+
+    def _lost(self) -> FailedError:
+        return FailedError(f"{self.name} has ended", cause=ended_with(self.popen.wait()))
 
 
 class Remote:
@@ -181,9 +171,14 @@ class Remote:
         frames = self._socket.recv_multipart()
         if len(frames) != 1:
             raise FailedError(f"{self._where} answers something else", cause=f"{len(frames)} frames", hint=SERVER)
-        answer = _read(self._where, frames[0])
+        try:
+            answer = decode_json(frames[0], dict[str, Any])
+        except ValueError as error:
+            what = f"{self._where} answers something else"
+            raise FailedError(what, cause=f"{error!s:.120}", hint=SERVER) from error
+        good = _good(self._where, answer)
         self._met = True
-        return answer
+        return good
 
     def _silent(self, told: str) -> FailedError:
         """The error of a server that does not answer."""
@@ -216,18 +211,8 @@ class Remote:
         self._context.term()
 
 
-def _read(who: str, raw: bytes) -> Answer:
+def _good(who: str, answer: Answer) -> Answer:
     """An answer that is no failure."""
-    try:
-        answer = decode_json(raw, dict[str, Any])
-    except ValueError as error:
-        raise FailedError(f"{who} answers something else", cause=f"{error!s:.120}", hint=SERVER) from error
     if "error" in answer:
         raise FailedError(f"{who} failed", cause=str(answer["error"]), hint=str(answer.get("hint", "")))
     return answer
-
-
-def _ended(status: int | None) -> str:
-    if status is None:
-        return "it closed its pipe"
-    return ended_with(status)

@@ -9,7 +9,6 @@ from msgspec import Meta
 
 __all__ = [
     "LARGEST_BLOCK",
-    "LOCAL",
     "MOST_BLOCKS",
     "MOST_INDICES",
     "MOST_MESSAGE_BYTES",
@@ -190,5 +189,3 @@ class Over(Told, frozen=True, kw_only=True, tag="end"):
 
 REMOTE: Any = Hello | Open | Send | Settle | Raw | Know | Move | Close | Over
 """What a peer may tell a server."""
-LOCAL: Any = REMOTE | Receive | Copy
-"""What a side of this host may be told."""

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 import statelink
 from statelink import Status
-from statelink._json import decode_json
 from statelink.backend import RawLibrary, RawTransfers
 from statelink.config import read_options
 from statelink.errors import StatelinkError
 from statelink.registry import load_backend
 
-from ._messages import LOCAL, Close, Copy, Know, Move, Open, Raw, Receive, Send, Settle, Told
+from ._messages import Close, Copy, Know, Move, Open, Raw, Receive, Send, Settle, Told
 from ._pages import Pages
 
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
-__all__ = ["Side", "serve"]
+__all__ = ["Side"]
 
 DEADLINE = 60.0
 Answer = dict[str, Any]
@@ -59,9 +54,10 @@ class Side:
         }
 
     def do(self, told: Told) -> Answer:
-        """Do one thing. A failure is an answer, too: ``error``, with a ``hint``."""
+        """Do one thing. The answer is as in JSON, and a failure is one, too: ``error``, with a ``hint``."""
         try:
-            return self._does[type(told)](told)
+            answer: Answer = msgspec.to_builtins(self._does[type(told)](told))
+            return answer
         except StatelinkError as error:
             return {"error": str(error).partition("\nhint:")[0], "hint": error.hint}
         # The last three are those of numbers and options that libraries do not take.
@@ -69,7 +65,7 @@ class Side:
             return {"error": f"{type(error).__name__}: {error}", "hint": ""}
 
     def _open(self, told: Open) -> Answer:
-        self.close()
+        self._free()
         self._opened = told
         self._pages = Pages(self._role, told.block, told.count, *told.memory)
         config = {
@@ -156,11 +152,17 @@ class Side:
 
     def _close(self, told: Close) -> Answer:
         del told
-        self.close()
+        self._free()
         return {}
 
     def close(self) -> None:
-        """Close what is open, and free the pages. May be called twice."""
+        """Close what is open, and end this process: a library's threads may not hold it up."""
+        with contextlib.suppress(StatelinkError):
+            self._free()
+        sys.stderr.flush()
+        os._exit(0)
+
+    def _free(self) -> None:
         self._end_raw()
         link, self._link, self._sending = self._link, None, []
         if link is not None:
@@ -181,19 +183,3 @@ class Side:
         if self._raw is None:
             raise StatelinkError("the library was not started")
         return self._raw
-
-
-def serve(role: str, pipe: Connection) -> None:
-    """Run one side in this process, until the other end of the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one ends it
-    os.dup2(2, 1)  # what libraries print must not get between the results
-    side = Side(role)
-    try:
-        while True:
-            told: Told = decode_json(pipe.recv_bytes(), LOCAL)
-            pipe.send_bytes(msgspec.json.encode(side.do(told)))
-    except (EOFError, OSError):
-        with contextlib.suppress(StatelinkError):
-            side.close()
-        sys.stderr.flush()
-        os._exit(0)  # a library's threads may not hold the process up

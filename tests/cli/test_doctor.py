@@ -96,6 +96,7 @@ def test_a_transfer_that_goes_wrong_is_a_problem_of_its_line(site: Site, more: s
     found = lines("good", expect=1)
     assert {what for what, each in found.items() if each["verdict"] == "problem"} == {"loopback transfer"}
     assert said in found["loopback transfer"]["found"]
+    assert 'File "' not in found["loopback transfer"]["found"], "stacks are no words of a library"
 
 
 def test_a_transfer_that_hangs_ends(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

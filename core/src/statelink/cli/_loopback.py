@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
-import os
 import secrets
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -25,11 +21,15 @@ from statelink.backend import Backend, Check, Verdict
 from statelink.backend._interface import cannot_register
 from statelink.config import read_options
 from statelink.errors import StatelinkError
+from statelink.testing.process import Process, ProcessError
 from statelink.wire import ENVIRONMENT
 
 from ._alone import ended_with
-from ._files import few_files, temporary_folder
+from ._files import FolderError, few_files, temporary_folder
 from ._output import ended_by_signal
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["Meant", "Transfer", "loopback", "unsuited"]
 
@@ -39,6 +39,9 @@ SHAPE = (PAGES, TOKENS, 8, 512)
 TRANSFER_SECONDS = 60.0
 """Seconds for the whole transfer, with the start of both processes."""
 BUSY = "a busy machine may be the reason: run it again when the machine is quiet"
+CLAUSES = "statelink conform runs every clause of the contract"
+STACKS = "Fatal Python error: "
+"""After this, Python prints the stacks of a process that crashes."""
 WHAT = "loopback transfer"
 ROOMS = 3
 """Requests that are moved, all to the same pages. The fastest counts: the first one may connect the two."""
@@ -74,6 +77,23 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     require: tuple[str, ...] = ()
 
 
+class _Job(NamedTuple):
+    """What both sides are given. ``seed`` makes the bytes that are moved."""
+
+    transfer: Transfer
+    memory: Meant
+    seed: int
+
+
+class _Moved(NamedTuple):
+    """What decode found: the digest of its memory, and of a request the transports, the bytes and the seconds."""
+
+    sha256: str
+    transport: str
+    nbytes: int
+    seconds: float
+
+
 def unsuited(kind: type[Backend], options: Mapping[str, Any], memory: Meant) -> Check | None:
     """Why no transfer can be made over a backend; ``None`` if one can."""
     declared, of = kind.capabilities, memory.kind or "dram"
@@ -98,27 +118,22 @@ def loopback(transfer: Transfer, memory: Meant, patience: float = TRANSFER_SECON
     If none of the transports that are required carries the bytes, that is no problem: between two hosts, another
     transport may carry them.
     """
-    of, seed = memory.kind or "dram", secrets.randbits(60)
-    job = {**msgspec.to_builtins(transfer), "seed": seed, "memory": [of, memory.allocator]}
+    job = _Job(transfer, memory, secrets.randbits(60))
     try:
         with ended_by_signal(), temporary_folder("statelink-doctor-") as folder:
-            said = _run(folder, job, patience)
-            noise = _noise(folder)
-    except StatelinkError as error:
+            try:
+                moved = _run(folder, job, patience)
+            except StatelinkError as error:
+                return _failed(error, _noise(folder))
+    except FolderError as error:
         return Check(what=WHAT, verdict=Verdict.PROBLEM, found=error.reason.clause, hint=error.hint, code=error.code)
-    hint = few_files() or said.get("hint") or "statelink conform runs every clause of the contract"
-    if said.get("code") == "peer.transport":
-        hint = "`statelink bench --peer` moves bytes between two hosts, where another transport may carry them"
-        return Check(what=WHAT, verdict=Verdict.NOT_APPLICABLE, found=f"on one host: {said['clause']}", hint=hint)
-    if "error" in said:
-        found = f"{said['error']}{noise}"
-        return Check(what=WHAT, verdict=Verdict.PROBLEM, found=found, hint=hint)
-    if said["sha256"] != _digest(_arrived(seed)):
+    if moved.sha256 != _digest(_arrived(job.seed)):
         found = "the request succeeded, and other bytes arrived than were sent"
-        return Check(what=WHAT, verdict=Verdict.PROBLEM, found=found, hint=hint)
-    speed = said["nbytes"] / said["seconds"] / 1e9
-    moved = f"{said['nbytes'] >> 10} KiB of {of} in {said['seconds'] * 1e3:.0f} ms ({speed:.1f} GB/s), every byte right"
-    found = f"{moved}; transport: {said['transport']}"
+        return Check(what=WHAT, verdict=Verdict.PROBLEM, found=found, hint=few_files() or CLAUSES)
+    of = memory.kind or "dram"
+    speed = moved.nbytes / moved.seconds / 1e9
+    found = f"{moved.nbytes >> 10} KiB of {of} in {moved.seconds * 1e3:.0f} ms ({speed:.1f} GB/s), every byte right"
+    found = f"{found}; transport: {moved.transport}"
     if family(of) == "cuda" and speed < LEAST_GB_PER_SECOND:
         slow = f"{found}; below {LEAST_GB_PER_SECOND:g} GB/s, memory of a card is copied through the host"
         hint = "docs/gpu.md: how memory is allocated, CUDA's IPC in containers, and the transports that are left"
@@ -126,79 +141,79 @@ def loopback(transfer: Transfer, memory: Meant, patience: float = TRANSFER_SECON
     return Check(what=WHAT, verdict=Verdict.OK, found=found)
 
 
-def _run(folder: Path, job: dict[str, Any], patience: float) -> dict[str, Any]:
-    """Run both processes, for ``patience`` seconds at most. Returns decode's answer, or a failure under ``error``."""
+def _failed(error: StatelinkError, noise: str) -> Check:
+    """Why nothing was moved."""
+    if error.code == "peer.transport":
+        hint = "`statelink bench --peer` moves bytes between two hosts, where another transport may carry them"
+        found = f"on one host: {error.reason.clause}"
+        return Check(what=WHAT, verdict=Verdict.NOT_APPLICABLE, found=found, hint=hint)
+    found = f"{_words(error)}{noise}"
+    return Check(what=WHAT, verdict=Verdict.PROBLEM, found=found, hint=few_files() or error.hint or CLAUSES)
+
+
+def _words(error: StatelinkError) -> str:
+    return str(error).partition("\nhint:")[0]
+
+
+def _run(folder: Path, job: _Job, patience: float) -> _Moved:
+    """Run both processes, for ``patience`` seconds at most.
+
+    Raises:
+        StatelinkError: A side failed, ended, or took too long.
+    """
     until = time.monotonic() + patience
-    with contextlib.ExitStack() as stack:
-        prefill = stack.enter_context(_process(folder, "prefill", job))
-        address = _answer(folder, "prefill", prefill, until, patience)
-        if "error" in address:
-            return address
-        decode = stack.enter_context(_process(folder, "decode", {**job, "peer": address["address"]}))
-        said = _answer(folder, "decode", decode, until, patience)
-        if "error" in said:
-            status = prefill.poll()
-            if status:
-                said["error"] = f"prefill ended with {ended_with(status)}; decode says: {said['error']}"
-        else:
-            for role, process in (("decode", decode), ("prefill", prefill)):
-                assert process.stdin is not None
-                process.stdin.close()
+    with _process(folder, "prefill", job) as prefill:
+        prefill.start(_Side.send)
+        address = _result(prefill, until, patience)
+        with _process(folder, "decode", job) as decode:
+            decode.start(_Side.receive, address)
+            try:
+                moved: _Moved = _result(decode, until, patience)
+            except StatelinkError as error:
+                if status := prefill.popen.poll():
+                    what = f"prefill ended with {ended_with(status)}; decode says: {_words(error)}"
+                    raise StatelinkError(what, hint=error.hint) from error
+                raise
+            for process in (decode, prefill):
+                process.dismiss()
                 try:
-                    status = process.wait(max(1.0, until - time.monotonic()))
+                    status = process.popen.wait(max(1.0, until - time.monotonic()))
                 except subprocess.TimeoutExpired:
-                    found = f"the bytes arrived, and {role} did not end within {patience:g} seconds"
-                    return {"error": found, "hint": BUSY}
+                    what = f"the bytes arrived, and {process.name} did not end within {patience:g} seconds"
+                    raise StatelinkError(what, hint=BUSY) from None
                 if status:
-                    return {"error": f"the bytes arrived, and {role} ended with {ended_with(status)}"}
-        return said
+                    raise StatelinkError(f"the bytes arrived, and {process.name} ended with {ended_with(status)}")
+    return moved
 
 
-@contextlib.contextmanager
-def _process(folder: Path, role: str, job: dict[str, Any]) -> Any:
+def _process(folder: Path, role: str, job: _Job) -> Process[_Side]:
     # On loopback, the links need no keys. Those of the environment need not allow each other.
-    kept = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
-    environment = {**kept, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with open(folder / f"{role}.txt", "wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-c", f"from {__name__} import serve; serve()", role, str(folder), json.dumps(job)],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            env=environment,
-        )
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
-            assert process.stdin is not None
-            process.stdin.close()
+    environment = dict.fromkeys(ENVIRONMENT)
+    with open(folder / role, "wb") as output:
+        return Process(partial(_Side, role, job), name=role, environment=environment, output=output)
 
 
-def _answer(folder: Path, role: str, process: subprocess.Popen[bytes], until: float, patience: float) -> dict[str, Any]:
-    """The answer that a process wrote to its file, or an ``error`` that says why it wrote none."""
-    path = folder / f"{role}.json"
+def _result(process: Process[_Side], until: float, patience: float) -> Any:
+    """What a side found, or a `StatelinkError` that says why it found nothing."""
     while time.monotonic() < until:
-        status = process.poll()  # read before the file, because the process may write the file last
-        if path.exists():
-            answer: dict[str, Any] = json.loads(path.read_text())
-            return answer
-        if status is not None:
-            return {"error": f"{role} ended with {ended_with(status)}"}
-        time.sleep(0.02)
-    return {"error": f"{role} came to no end within {patience:g} seconds", "hint": BUSY}
+        if not process.returns(0.1):
+            continue
+        try:
+            return process.result()
+        except ProcessError as error:
+            raise StatelinkError(f"{process.name} ended with {ended_with(process.popen.wait())}") from error
+        except StatelinkError:
+            raise
+        except Exception as error:
+            raise StatelinkError(f"{process.name} failed: {type(error).__name__}: {error}") from error
+    raise StatelinkError(f"{process.name} came to no end within {patience:g} seconds", hint=BUSY)
 
 
 def _noise(folder: Path) -> str:
     """The last lines that the processes printed. A library may say there why it failed."""
-    lines = [
-        line
-        for role in ("prefill", "decode")
-        if (folder / f"{role}.txt").exists()
-        for line in (folder / f"{role}.txt").read_text(errors="replace").splitlines()
-        if line.strip()
-    ]
+    printed = [path.read_text(errors="replace") for path in sorted(folder.iterdir(), reverse=True)]
+    # The stacks that follow are those of this module.
+    lines = [line for each in printed for line in each.partition(STACKS)[0].splitlines() if line.strip()]
     return f"; printed: {' | '.join(lines[-4:])[-600:]}" if lines else ""
 
 
@@ -224,35 +239,13 @@ def _digest(arrays: npt.NDArray[np.uint8]) -> str:
 # This part runs in a process of its own.
 
 
-def serve() -> None:
-    """Run one side. Writes its answer to a file, and runs until its standard input ends."""
-    role, folder, job = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
-    try:
-        said = _prefill(folder, job) if role == "prefill" else _decode(job)
-    except StatelinkError as error:
-        said = {
-            "error": str(error).partition("\nhint:")[0],
-            "hint": error.hint,
-            "code": error.code,
-            "clause": error.reason.clause,
-        }
-    if said:
-        _say(folder, role, said)
-
-
-def _say(folder: Path, role: str, said: dict[str, Any]) -> None:
-    path = folder / f"{role}.part"
-    path.write_text(json.dumps(said))
-    path.rename(folder / f"{role}.json")
-
-
 class _Pages:
     """Keys and values, on the host or on a device. They are freed with this object."""
 
-    def __init__(self, job: dict[str, Any], arrays: npt.NDArray[np.uint8]) -> None:
-        kind, allocator = job["memory"]
+    def __init__(self, memory: Meant, arrays: npt.NDArray[np.uint8]) -> None:
+        kind = memory.kind or "dram"
         self._arrays = arrays
-        self._device = None if kind == "dram" else allocate(kind, arrays.nbytes, allocator)
+        self._device = None if kind == "dram" else allocate(kind, arrays.nbytes, memory.allocator)
         address = int(arrays.ctypes.data)
         if self._device is not None:
             self._device.write(0, arrays)
@@ -268,41 +261,39 @@ class _Pages:
         return self._arrays
 
 
-def _open(role: str, job: dict[str, Any], pages: _Pages) -> statelink.Link:
-    config = {"role": role, "inspect": False, **{key: job[key] for key in ("backend", "options", "require")}}
-    keys, values = pages.described
-    inventory = state.describe(f"doctor-{role}", [state.kv_pages({0: (keys, values)}, heads=8)])
-    return statelink.open(config, inventory)
+class _Side:
+    """A side with its open link."""
 
+    def __init__(self, role: str, job: _Job) -> None:
+        arrays, self._computed, self._allocated = _source(job.seed)
+        self._pages = _Pages(job.memory, arrays if role == "prefill" else np.zeros_like(arrays))
+        keys, values = self._pages.described
+        inventory = state.describe(f"doctor-{role}", [state.kv_pages({0: (keys, values)}, heads=8)])
+        config = {"role": role, "inspect": False, **msgspec.to_builtins(job.transfer)}
+        self._link = statelink.open(config, inventory)
 
-def _prefill(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
-    arrays, computed, _ = _source(job["seed"])
-    pages = _Pages(job, arrays)
-    with _open("prefill", job, pages) as link:
+    def send(self) -> str:
+        """Send the requests. Returns the link's address."""
         for room in range(1, ROOMS + 1):
-            sending = link.send(room, MOVED * TOKENS, deadline=TRANSFER_SECONDS)
-            sending.push({"kv": computed})
-        _say(folder, "prefill", {"address": link.address})
-        sys.stdin.read()
-    return {}
+            sending = self._link.send(room, MOVED * TOKENS, deadline=TRANSFER_SECONDS)
+            sending.push({"kv": self._computed})
+        return self._link.address
 
-
-def _decode(job: dict[str, Any]) -> dict[str, Any]:
-    _, _, allocated = _source(job["seed"])
-    pages = _Pages(job, np.zeros((2, *SHAPE), np.uint8))
-    with _open("decode", job, pages) as link:
+    def receive(self, peer: str) -> _Moved:
+        """Receive them, one after the other."""
         seconds: list[float] = []
         for room in range(1, ROOMS + 1):
-            items = {"kv": allocated}
-            receiving = link.receive(room, job["peer"], MOVED * TOKENS, items, deadline=TRANSFER_SECONDS / 2)
+            items = {"kv": self._allocated}
+            receiving = self._link.receive(room, peer, MOVED * TOKENS, items, deadline=TRANSFER_SECONDS / 2)
             if receiving.wait(TRANSFER_SECONDS) is not Status.SUCCEEDED:
                 receiving.check()
                 raise StatelinkError("the request did not end")
             report = receiving.report
             seconds.append(report.transferred)
-        return {
-            "sha256": _digest(pages.read()),
-            "transport": ", ".join(report.transports.values()) or "unknown",
-            "nbytes": sum(moved.nbytes for moved in report.moved.values()),
-            "seconds": min(seconds),
-        }
+        transport = ", ".join(report.transports.values()) or "unknown"
+        nbytes = sum(moved.nbytes for moved in report.moved.values())
+        return _Moved(_digest(self._pages.read()), transport, nbytes, min(seconds))
+
+    def close(self) -> None:
+        """Close the link, at the end of the process."""
+        self._link.close()

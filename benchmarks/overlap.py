@@ -18,27 +18,21 @@ import argparse
 import json
 import random
 import statistics
-import subprocess
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import statelink
+from statelink.testing.process import Process
 
 from .namespaces import SPACES, namespaces, run
 from .rows import show
 
 WAYS = ("at the end", "chunks", "layers")
-
-
-def tell(to: IO[str], **what: Any) -> None:
-    """Write one line."""
-    to.write(json.dumps(what) + "\n")
-    to.flush()
 
 
 def pools_of(role: str, tokens: int) -> tuple[Any, Any, statelink.Link]:
@@ -55,15 +49,32 @@ def pools_of(role: str, tokens: int) -> tuple[Any, Any, statelink.Link]:
     return model, pools, statelink.open(config, describe_pools(role, pools, "weights of seed 0"))
 
 
-class Prefill:
-    """Computes prompts, and pushes them in one of the ways."""
+class Side:
+    """What lives in a process in a namespace: the pools of one side, and its link."""
 
-    def __init__(self, model: Any, pools: Any, link: statelink.Link, tokens: int) -> None:
-        self.model, self.pools, self.link, self.tokens = model, pools, link, tokens
-        self.prompt = random.Random(1).choices(range(model.config.vocab_size), k=tokens)
+    def __init__(self, role: str, tokens: int) -> None:
+        self.model, self.pools, self.link = pools_of(role, tokens)
+        self.tokens = tokens
+        self.prompt = random.Random(1).choices(range(self.model.config.vocab_size), k=tokens)
+
+    def address(self) -> str:
+        return self.link.address
+
+    def close(self) -> None:
+        self.link.close()
+
+    def receive(self, room: int, peer: str) -> float:
+        """Receive one request; when it had arrived."""
+        held = self.pools.allocate(self.tokens)
+        receiving = self.link.receive(room, peer, self.tokens, held)
+        receiving.wait(120)
+        arrived = time.monotonic()
+        receiving.check()
+        self.pools.release(held)
+        return arrived
 
     def serve(self, room: int, way: str) -> float:
-        """Serve one request; when its forward pass ended."""
+        """Compute a prompt, and push it in one of the ways; when its forward pass ended."""
         from statelink_demo.engine import Prefilling
         from statelink_demo.pools import METADATA
 
@@ -104,65 +115,16 @@ class Prefill:
             sending.push({name: items[name]}, span=span, layers=(layer, layer + 1), last=False)
 
 
-def prefill(tokens: int) -> None:
-    """Serve a prompt for each line that comes."""
-    model, pools, link = pools_of("prefill", tokens)
-    with link:
-        serving = Prefill(model, pools, link, tokens)
-        tell(sys.stdout, address=link.address)
-        for line in sys.stdin:
-            asked = json.loads(line)
-            tell(sys.stdout, computed=serving.serve(asked["room"], asked["way"]))
-
-
-def decode(tokens: int) -> None:
-    """Receive a request for each line that comes."""
-    _, pools, link = pools_of("decode", tokens)
-    with link:
-        tell(sys.stdout, address=link.address)
-        for line in sys.stdin:
-            asked = json.loads(line)
-            held = pools.allocate(tokens)
-            receiving = link.receive(asked["room"], asked["peer"], tokens, held)
-            receiving.wait(120)
-            arrived = time.monotonic()
-            receiving.check()
-            pools.release(held)
-            tell(sys.stdout, arrived=arrived)
-
-
-class Side:
-    """A process in a namespace, which answers lines with lines."""
-
-    def __init__(self, role: str, tokens: int) -> None:
-        command = ["ip", "netns", "exec", SPACES[role][0], sys.executable, "-m", "benchmarks.overlap"]
-        self.process = subprocess.Popen(
-            [*command, "--role", role, "--tokens", str(tokens)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def ask(self, **what: Any) -> None:
-        assert self.process.stdin is not None
-        tell(self.process.stdin, **what)
-
-    def answer(self) -> Any:
-        assert self.process.stdout is not None
-        return json.loads(self.process.stdout.readline())
-
-    def end(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(30)
+def side(role: str, tokens: int) -> Process[Side]:
+    """A process in the namespace of a role."""
+    inside = ["ip", "netns", "exec", SPACES[role][0]]
+    return Process(partial(Side, role, tokens), name=role, patience=150.0, through=inside)
 
 
 def measure(rates: Sequence[int], tokens: int, rounds: int) -> Iterator[dict[str, Any]]:
     """Every rate, in megabits a second."""
-    with namespaces():
-        sides = {role: Side(role, tokens) for role in SPACES}
-        addresses = {role: side.answer()["address"] for role, side in sides.items()}
-        room = 0
+    with namespaces(), side("prefill", tokens) as prefill, side("decode", tokens) as decode:
+        address, room = prefill(Side.address), 0
         for rate in rates:
             shape = ["tbf", "rate", f"{rate}mbit", "burst", "64kb", "latency", "2s"]
             run("ip", "netns", "exec", SPACES["prefill"][0], "tc", "qdisc", "replace", "dev", "veth0", "root", *shape)
@@ -170,15 +132,13 @@ def measure(rates: Sequence[int], tokens: int, rounds: int) -> Iterator[dict[str
             for number in range(rounds + 2):
                 for way in WAYS if number % 2 else reversed(WAYS):
                     room += 1
-                    sides["decode"].ask(room=room, peer=addresses["prefill"])
-                    sides["prefill"].ask(room=room, way=way)
-                    arrived, computed = sides["decode"].answer()["arrived"], sides["prefill"].answer()["computed"]
+                    decode.start(Side.receive, room, address)
+                    prefill.start(Side.serve, room, way)
+                    arrived, computed = decode.result(), prefill.result()
                     if number > 1:
                         took[way].append(arrived - computed)
             medians = {f"{way}_ms": round(statistics.median(values) * 1e3, 1) for way, values in took.items()}
             yield {"overlap": "after the forward pass", "mbit": rate, "tokens": tokens, **medians}
-        for side in sides.values():
-            side.end()
 
 
 def main() -> None:
@@ -188,11 +148,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
-    parser.add_argument("--role", choices=SPACES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.role:
-        {"prefill": prefill, "decode": decode}[arguments.role](arguments.tokens)
-        return
     rows = []
     for row in measure(arguments.mbit, arguments.tokens, arguments.rounds):
         show(row)
@@ -206,4 +162,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # What is sent to a process names its module, which is `__main__` there, too.
+    from benchmarks import overlap
+
+    overlap.main()

@@ -159,11 +159,6 @@ QUICK = {
         card_part("link", "cuda", "cuda", "--allocator", "backend:cudaMallocAsync", *SHORT),
         45,
     ),
-    "tcp-refuses": Part(
-        "the backend tcp with memory of the card",
-        card_part("link", "cuda", "cuda", "--backend", "tcp", "--mib", "16", "--rounds", "1", "--refused"),
-        30,
-    ),
     "staged": Part("card to card through staging rings", card_part("link", "cuda", "cuda", "--staged"), 60),
     "gather": Part("gathering and scattering rows on the card", card_part("staging"), 45),
     "calls": Part("how long the control thread is away", card_part("calls"), 60),

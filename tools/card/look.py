@@ -23,9 +23,7 @@ import numpy as np
 
 import statelink
 from statelink import state
-from statelink.backend import BackendContext, Region
 from statelink.errors import StatelinkError
-from statelink_nixl import NixlBackend
 
 from .device import Card, cuda_torch
 from .say import answer
@@ -120,21 +118,6 @@ def components() -> None:
     answer("UCX knows cuda", any(name.startswith("cuda") for name in names))
 
 
-def registered() -> None:
-    """Whether an agent of NIXL registers memory of the card, with Statelink's own backend."""
-    card = Card()
-    buffer = card.buffer(MIB)
-    try:
-        backend = NixlBackend(BackendContext(options=NixlBackend.Options(), link="look"))
-        try:
-            backend.register([Region(buffer.address, buffer.nbytes, card.kind)])
-            answer("NIXL registers memory of the card", True)
-        finally:
-            backend.close()
-    except StatelinkError as error:
-        answer("NIXL registers memory of the card", str(error))
-
-
 def without_cuda() -> None:
     """Whether NIXL takes a UCX_TLS that names no transport for CUDA, with host memory alone."""
     for tls in ("tcp", "tcp,cuda_copy"):
@@ -174,7 +157,7 @@ def main() -> int:
     arguments = parser.parse_args()
     os.environ[SIZE] = str(arguments.mib)
     context, failed = multiprocessing.get_context("spawn"), 0
-    for question in (modules, components, registered, speeds, without_cuda, software):
+    for question in (modules, components, speeds, without_cuda, software):
         process = context.Process(target=asked, args=(question,))
         process.start()
         process.join(40)

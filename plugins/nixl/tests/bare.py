@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import mmap
 import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from statelink.testing.process import Process
 from statelink_nixl import NixlBackend, Options
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["MIB", "SMALL", "Far", "Near", "error", "far", "finish", "listing"]
 
@@ -67,64 +65,44 @@ class Near:
         handle.release()
 
 
-class Far:
-    """An agent of another process.
+class There:
+    """An agent with memory that the file of another process is, too. Lives in a process of its own."""
+
+    def __init__(self, name: str, file: Path, parameters: dict[str, str]) -> None:
+        self.memory = _mapped(file)
+        self.here = Near(name, 1, **parameters)
+        self.here.add(self.memory)
+
+    def said(self) -> tuple[int, bytes]:
+        """Where the memory is, and NIXL's own description of the agent."""
+        return self.memory.ctypes.data, self.here.agent.get_agent_metadata()
+
+
+class Far(Process[There]):
+    """An agent of another process. What UCX prints goes to standard error.
 
     Attributes:
-        name: Its name.
         address: Where its memory is in that process.
         array: The same memory, mapped here.
         metadata: NIXL's own description of the agent.
     """
 
     def __init__(self, name: str, file: Path, nbytes: int, parameters: dict[str, str]) -> None:
-        self.name = name
         file.write_bytes(b"")
         os.truncate(file, nbytes)
-        words = (sys.executable, "-m", __spec__.name, name, str(file), json.dumps(parameters))
-        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        with file.open("r+b") as opened:
-            self.array = np.frombuffer(mmap.mmap(opened.fileno(), 0), np.uint8)
-        said = self._answer()
-        self.address: int = said["address"]
-        self.metadata = bytes.fromhex(said["metadata"])
-
-    def destroy_agent(self) -> None:
-        """Destroy the agent there. The process and its memory stay."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        self._answer()
-
-    def stop(self) -> None:
-        """Stop the process until `go_on`."""
-        self._process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
-
-    def go_on(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        """End the process; it may have ended before."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
-
-    def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        return json.loads(self._process.stdout.readline())
+        super().__init__(partial(There, name, file, parameters), name=name, output=2)
+        self.array = _mapped(file)
+        self.address, self.metadata = self(There.said)
 
 
-@contextlib.contextmanager
-def far(folder: Path, name: str = "far", nbytes: int = MIB, **parameters: str) -> Iterator[Far]:
-    """An agent of another process, which is killed at the end."""
-    peer = Far(name, folder / name, nbytes, parameters)
-    try:
-        yield peer
-    finally:
-        peer.kill()
+def far(folder: Path, name: str = "far", nbytes: int = MIB, **parameters: str) -> Far:
+    """An agent of another process, which is killed at the end of a block."""
+    return Far(name, folder / name, nbytes, parameters)
+
+
+def _mapped(file: Path) -> npt.NDArray[np.uint8]:
+    with file.open("r+b") as opened:
+        return np.frombuffer(mmap.mmap(opened.fileno(), 0), np.uint8)
 
 
 def listing(address: int, count: int = 1, nbytes: int = SMALL) -> npt.NDArray[np.uint64]:
@@ -147,24 +125,3 @@ def error(name: str) -> Any:
     import nixl._api as api
 
     return getattr(api.nixlBind, name)
-
-
-def _serve(name: str, file: str, parameters: dict[str, str]) -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # UCX writes its warnings to standard output
-    with Path(file).open("r+b") as opened:
-        memory = np.frombuffer(mmap.mmap(opened.fileno(), 0), np.uint8)
-    here: Near | None = Near(name, 1, **parameters)
-    assert here is not None
-    here.add(memory)
-    said = {"address": memory.ctypes.data, "metadata": here.agent.get_agent_metadata().hex()}
-    print(json.dumps(said), file=answers, flush=True)
-    sys.stdin.readline()
-    here = None
-    print("null", file=answers, flush=True)
-    sys.stdin.read()
-
-
-if __name__ == "__main__":
-    _serve(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))
-    os._exit(0)

@@ -113,7 +113,7 @@ def test_the_table_fits() -> None:
     [
         ((), 2, "name at least one BACKEND"),
         (("tpc",), 1, "did you mean 'tcp'?"),
-        (("tcp", "-o", "drain_timout=1"), 1, "did you mean 'drain_timeout'?"),
+        (("tcp", "-o", "stall_timout=1"), 1, "did you mean 'stall_timeout'?"),
         (("tcp", "nixl", "-o", "a=1"), 2, "exactly one BACKEND"),
         (("tcp", "--size", "4q"), 2, "is no number of bytes"),
         (("tcp", "--size", "1m", "--most", "4k"), 2, "leaves out every request"),

@@ -22,7 +22,7 @@ def test_a_backend_that_keeps_its_contract() -> None:
     arguments = (
         "tcp",
         "--option",
-        "drain_timeout=2",
+        "stall_timeout=2",
         "-k",
         "Moving and alignment or Declaration and unknown_option",
     )
@@ -34,7 +34,7 @@ def test_a_backend_that_keeps_its_contract() -> None:
     done = conform(*arguments, "--json")
     assert done.exit_code == 0, done.output
     (run,) = json.loads(done.stdout)["runs"]
-    assert (run["backend"], run["options"]) == ("tcp", {"drain_timeout": 2})
+    assert (run["backend"], run["options"]) == ("tcp", {"stall_timeout": 2})
     assert {clause["theme"] for clause in run["clauses"]} == {"Moving", "Declaration"}
 
 
@@ -119,8 +119,8 @@ def test_names_are_listed() -> None:
     [
         (("tpc",), 1, "did you mean 'tcp'?"),
         (("tpc", "--list"), 1, "did you mean 'tcp'?"),
-        (("tcp", "-o", "drain_timout=2"), 1, "did you mean 'drain_timeout'?"),
-        (("tcp", "-o", "drain_timeout"), 2, "is not KEY=VALUE"),
+        (("tcp", "-o", "stall_timout=2"), 1, "did you mean 'stall_timeout'?"),
+        (("tcp", "-o", "stall_timeout"), 2, "is not KEY=VALUE"),
         (("tcp", "-k", "no_such_clause"), 2, "none matches 'no_such_clause'\nhint: `statelink conform tcp --list`"),
         (("tcp", "--memory", "cuda:0"), 1, "cannot register memory of kind 'cuda:0': it declares dram"),
     ],

@@ -25,7 +25,7 @@ siblings = ["tcp://10.0.0.1:1"]
 threads = 3
 
 [options]
-max_pending = 7
+streams = 7
 """
 
 
@@ -46,9 +46,9 @@ def test_a_dict_is_all_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_toml_and_json_say_the_same(toml: Path, tmp_path: Path) -> None:
     values = {"role": "decode", "backend": "tcp", "siblings": ["tcp://10.0.0.1:1"], "threads": 3}
     path = tmp_path / "link.json"
-    path.write_text(json.dumps({**values, "options": {"max_pending": 7}}))
+    path.write_text(json.dumps({**values, "options": {"streams": 7}}))
     expected = LinkConfig(
-        role="decode", backend="tcp", siblings=("tcp://10.0.0.1:1",), threads=3, options={"max_pending": 7}
+        role="decode", backend="tcp", siblings=("tcp://10.0.0.1:1",), threads=3, options={"streams": 7}
     )
     assert read_config(toml).config == expected
     assert read_config(str(path)).config == expected

@@ -87,7 +87,7 @@ def test_the_best_that_can_is_taken_and_carries_the_bytes(several: Site, caplog:
 BY_OPTIONS = """
     @classmethod
     def memory_kinds(cls, options):
-        return frozenset({"dram"} if options.drain_timeout == 7 else {"npu"})
+        return frozenset({"dram"} if options.stall_timeout == 7 else {"npu"})
 """
 
 
@@ -99,7 +99,7 @@ def test_auto_goes_by_the_memory_that_options_allow(site: Site, monkeypatch: pyt
     with Rank("p").open(AUTO) as link:
         assert link.backend == "tcp"
         assert "with these options it registers npu" in link.snapshot()["rejected"]["good"]
-    with Rank("p").open(AUTO, options={"good": {"drain_timeout": 7}}) as link:
+    with Rank("p").open(AUTO, options={"good": {"stall_timeout": 7}}) as link:
         assert link.backend == "good"
     with pytest.raises(UnsupportedError, match="with these options it registers npu"):
         Rank("p").open(AUTO, backend="good")
@@ -131,7 +131,7 @@ def test_two_sides_with_different_answers_refuse_each_other_by_name(several: Sit
 
 
 def test_options_are_a_table_for_each_backend(several: Site, tmp_path: Path) -> None:
-    options = {"good": {"same_host_copy": False}, "tcp": {"max_pending": 3}, "nixl": {"of": "another machine"}}
+    options = {"good": {"same_host_copy": False}, "tcp": {"streams": 3}, "nixl": {"of": "another machine"}}
     source, target = Rank("p", 1), Rank("d")
     with source.open(AUTO, options=options) as prefill, target.open(AUTO, role="decode") as decode:
         sent, _ = hand_over(prefill, decode, source, target)

@@ -16,6 +16,8 @@ from .remote import Remote
 if TYPE_CHECKING:
     from .node import Node
 
+SLOWLY = {"pause": 0.001, "most": 16 << 10}
+"""What `Reads.reads` is given, so that a large batch takes seconds: so many bytes in a millisecond."""
 U64 = npt.NDArray[np.uint64]
 
 SPACE = 24 << 20
@@ -23,7 +25,6 @@ POISON = 0xA5
 MODES = ("COPY", "LOOP", "SEND")
 """How a batch travels: the receiver reads it from the sender's memory; the same, where a link's control thread takes
 the replies; or the connection carries it."""
-SMALL_BUFFERS = {"send_buffer": 32 << 10, "receive_buffer": 32 << 10}
 
 
 def u64(*values: int) -> U64:

@@ -43,20 +43,23 @@ class Remote(RemoteBackend):
 
 
 class Reads:
-    """The C library's ``process_vm_readv``, with which one process reads another's memory."""
+    """What puts bytes in place: the C library's ``process_vm_readv`` and ``readv``."""
 
-    def __init__(self, real: Any) -> None:
-        self._real = real
+    def __init__(self) -> None:
         self._free = threading.Event()
         self._inside = threading.Event()
         self.reads()
 
-    def reads(self, pause: float = 0.0, *, held: bool = False, forbidden: bool = False) -> None:
-        """From now on, every read takes so many seconds more, waits for the next call of this, or is forbidden.
+    def reads(self, pause: float = 0.0, *, most: int = 0, held: bool = False, forbidden: bool = False) -> None:
+        """From now on, every read takes so many seconds more, or waits for the next call of this.
 
-        The kernel forbids it where the processes may not trace each other.
+        Args:
+            pause: Seconds.
+            most: Bytes that one read moves at most; 0 for as many as the kernel likes.
+            held: Whether reads wait.
+            forbidden: Whether no other process may be read, as where processes may not trace each other.
         """
-        self._pause, self._forbidden = pause, forbidden
+        self._pause, self._most, self._forbidden = pause, most, forbidden
         self._inside.clear()
         if held:
             self._free.clear()
@@ -67,28 +70,45 @@ class Reads:
         """Whether one has begun, and perhaps waits, since that was said."""
         return self._inside.is_set()
 
-    def __call__(self, *arguments: Any) -> int:
+    def change(self, library: Any) -> None:
+        """Have a C library read as this says."""
+        readv, copy = library.readv, library.process_vm_readv
+        for function, arguments in ((readv, 3), (copy, 6)):
+            function.restype, function.argtypes = ctypes.c_ssize_t, (ctypes.c_ulong,) * arguments
+
+        def receive(fd: int, vectors: int, count: int) -> int:
+            self._begin()
+            return int(readv(fd, *self._first(vectors, count)))
+
+        def read(pid: int, ours: int, many: int, theirs: int, more: int, flags: int) -> int:
+            self._begin()
+            if self._forbidden:
+                ctypes.set_errno(errno.EPERM)
+                return -1
+            return int(copy(pid, *self._first(ours, many), theirs, more, flags))
+
+        library.readv, library.process_vm_readv = receive, read
+
+    def _begin(self) -> None:
         self._inside.set()
         self._free.wait(PATIENCE)
         time.sleep(self._pause)
-        if self._forbidden:
-            ctypes.set_errno(errno.EPERM)
-            return -1
-        return int(self._real(*arguments))
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("argtypes", "restype"):
-            setattr(self._real, name, value)
-        else:
-            super().__setattr__(name, value)
+    def _first(self, vectors: int, count: int) -> tuple[Any, int]:
+        """The vectors, or a part of the first one. The kernel reads no more than there is room for."""
+        if not self._most:
+            return vectors, count
+        address, nbytes = (ctypes.c_ulong * 2).from_address(vectors)
+        self._part = (ctypes.c_ulong * 2)(address, min(nbytes, self._most))
+        return ctypes.addressof(self._part), 1
 
 
 _node: list[Any] = []
-"""In the process of a `Remote`: what stands in for the C library's function, and its `Node`."""
+"""In the process of a `Remote`: its `Reads` and its `Node`."""
 
 
 def call(host: Any, path: str, nbytes: int, name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    """Runs in that process: call a method of its node, or of what stands in for the C library's function."""
+    """Runs in that process: call a method of its node, or of its `Reads`."""
     _node[:] = _node or _import_node(path, nbytes)
     reads, node = _node
     if name == "close_all":
@@ -105,10 +125,10 @@ def _import_node(path: str, nbytes: int) -> tuple[Reads, Any]:
     """Import the backend over a C library that the test controls."""
     kinds = "CDLL", "PyDLL"
     own: dict[str, Any] = {kind: getattr(ctypes, kind)(None, use_errno=True) for kind in kinds}
-    reads = Reads(own["CDLL"].process_vm_readv)
+    reads = Reads()
     with contextlib.ExitStack() as patches:
         for kind in kinds:
-            own[kind].process_vm_readv = reads
+            reads.change(own[kind])
             patches.enter_context(patch.object(ctypes, kind, partial(_library, getattr(ctypes, kind), own[kind])))
         from .node import Node
     return reads, Node(map_file(path)[:nbytes])

@@ -21,7 +21,7 @@ from statelink.tcp import Options, TcpBackend
 from .common import (
     MODES,
     POISON,
-    SMALL_BUFFERS,
+    SLOWLY,
     SPACE,
     extra_process,
     grant_all,
@@ -66,9 +66,9 @@ def test_options() -> None:
     cases: list[dict[str, Any]] = [
         {"port": -1},
         {"host": "localhost"},
-        {"piece_bytes": 1},
+        {"streams": 65},
         {"connect_timeout": 0},
-        {"max_pending": 0},
+        {"stall_timeout": -1},
     ]
     for wrong in cases:
         with pytest.raises(ConfigError, match=next(iter(wrong))):
@@ -130,12 +130,8 @@ def test_a_congestion_control_is_that_of_the_data_connections_or_is_refused(here
 
 def start_large(source: Any, target: Any, mode: str) -> int:
     """Start a batch that fills the target's memory, and return in the middle of it."""
-    options: dict[str, Any] = {"piece_bytes": 4096, "drain_timeout": 10.0, "stall_timeout": 0.0}
-    if mode == "SEND":
-        options.update(SMALL_BUFFERS)
-    else:
-        target.do("reads", pause=0.001)
-    join(source, target, mode, **options)
+    target.do("reads", **SLOWLY)
+    join(source, target, mode, stall_timeout=0.0)
     grant_all(target)
     source.memory[:] = 1
     target.memory[:] = POISON
@@ -213,10 +209,9 @@ def test_sender_disconnects_in_the_middle(source: Remote, target: Remote, mode: 
 @pytest.mark.parametrize("after", [Remote.go_on, Remote.kill])
 def test_stopped_receiver(source: Remote, mode: str, after: Callable[[Remote], None]) -> None:
     """A peer that stands still fails a transfer, which is settled once that peer has stopped copying for certain."""
-    options: dict[str, Any] = {"stall_timeout": 1.0, "drain_timeout": 0.1, **SMALL_BUFFERS}
     with extra_process() as target:
         before = source.do("held")
-        join(source, target, mode, **options)
+        join(source, target, mode, stall_timeout=1.0)
         grant_all(target)
         assert write(source, target, nbytes=SPACE).ok  # the connection for large batches is made
         target.stop()
@@ -242,7 +237,7 @@ def test_a_stopped_receiver_is_left_behind_at_the_end(source: Remote) -> None:
     """Closing waits for nobody, and keeps no connection."""
     with extra_process() as target:
         before = source.do("held")
-        join(source, target, stall_timeout=0.5, drain_timeout=0.1)
+        join(source, target, stall_timeout=0.5)
         grant_all(target)
         assert write(source, target, nbytes=SPACE).ok  # the connection for large batches is made
         target.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.helpers.peers import until
 
 from statelink.backend import Outcome
 
-from .common import MODES, SMALL_BUFFERS, batch_of, grant_all, join, u64
+from .common import MODES, SLOWLY, batch_of, grant_all, join, u64
 from .node import Node
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from .remote import Remote
 
-THREADS, BATCHES, SIZE = 4, 60, 3000
+THREADS, BATCHES, SIZE = 4, 60, 30_000
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -30,8 +30,9 @@ def test_batches_of_several_threads_arrive(target: Remote, mode: str) -> None:
     source = Node(memory)
     expected = target.memory.copy()
     expected[: len(memory)] = memory
-    buffers: dict[str, Any] = SMALL_BUFFERS if mode == "SEND" else {}
-    join(source, target, mode, **buffers)
+    if mode == "SEND":
+        target.do("reads", **SLOWLY)
+    join(source, target, mode)
     grant_all(target)
     started = threading.Barrier(THREADS)
     submitted: list[list[Transfer]] = [[] for _ in range(THREADS)]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def caller(here: Node) -> Caller:
     """A caller that ``target`` in this process knows as ``source``, and has granted everything, as ``honest``."""
-    made = Caller("source", here.open("target", handshake_timeout=0.5, max_pending=4))
+    made = Caller("source", here.open("target"))
     here.connect("target", "source", made.descriptor)
     here.connect("target", "honest", here.open("honest"))
     for name in ("source", "honest"):
@@ -58,30 +58,32 @@ def still_serves(here: Node) -> bool:
     return here.outcome(transfer).ok
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"\0" * 100,
-        b"\xff" * 100_000,
-        b"\x05\x00junk!",
-        hello("source", "somebody else"),
-        frame("Proof", proof=bytes(32), pid=1, address=1),
-        hello() + b"\x02\x00ab",
-        hello() + frame("Proof", proof=bytes(32), pid=os.getpid(), address=1 << 20),
-        hello("nobody"),
-        hello("nobody") * 2,
-        hello().replace(b"source", b"\xff" * 6),
-        hello().replace(b"target", b"\xc3(\xff\xff\xff\xff"),
-        b"\x0b\x00\x82\xa4type\xa1\xff\xa1\xff\xc0",
-        b"",
-    ],
-)
-def test_garbage_is_dropped(here: Node, caller: Caller, raw: bytes) -> None:
-    sock = caller.plain()
-    with contextlib.suppress(ConnectionError):
-        sock.sendall(raw)
-    assert closed_by_peer(sock)
+GARBAGE = [
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"\0" * 100,
+    b"\xff" * 100_000,
+    b"\x05\x00junk!",
+    hello("source", "somebody else"),
+    frame("Proof", proof=bytes(32), pid=1, address=1),
+    hello() + b"\x02\x00ab",
+    hello() + frame("Proof", proof=bytes(32), pid=os.getpid(), address=1 << 20),
+    hello("nobody"),
+    hello("nobody") * 2,
+    hello().replace(b"source", b"\xff" * 6),
+    hello().replace(b"target", b"\xc3(\xff\xff\xff\xff"),
+    b"\x0b\x00\x82\xa4type\xa1\xff\xa1\xff\xc0",
+    b"",
+]
+
+
+def test_garbage_is_dropped(here: Node, caller: Caller) -> None:
+    """All of it at once: what says too little is dropped after five seconds."""
+    socks = []
+    for raw in GARBAGE:
+        socks.append(caller.plain())
+        with contextlib.suppress(ConnectionError):
+            socks[-1].sendall(raw)
+    assert all(closed_by_peer(sock) for sock in socks)
     assert still_serves(here)
 
 
@@ -128,7 +130,7 @@ def test_who_answers_a_call_with_something_else(here: Node, answer: bytes) -> No
 def test_who_answers_a_write_with_something_else(here: Node, reply: Callable[[int], bytes], ok: bool) -> None:
     """A reply counts if it is one, and the next."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        stranger = Caller("stranger", here.open("source", drain_timeout=0.1))
+        stranger = Caller("stranger", here.open("source"))
         here.connect("source", "stranger", changed(stranger.descriptor, port=server.getsockname()[1]))
         transfer = here.write("source", "stranger", 1, 1, u64(here.address), u64(here.address), u64(100))
         called, _ = server.accept()
@@ -165,7 +167,7 @@ def test_wrong_keys(here: Node, caller: Caller) -> None:
 
 @pytest.mark.parametrize("most", [1, 3])
 def test_a_connection_beyond_those_that_both_sides_take(here: Node, most: int) -> None:
-    caller = Caller("source", here.open("target", handshake_timeout=0.5))
+    caller = Caller("source", here.open("target"))
     caller.own["streams"] = most
     here.connect("target", "source", caller.descriptor)
     for number in range(most):
@@ -229,9 +231,10 @@ def test_a_public_half_that_would_make_the_key_known(here: Node, caller: Caller,
 def test_slow_callers(here: Node, caller: Caller) -> None:
     """However many hang around, and however slowly they speak, the port serves others, and they are dropped."""
     socks = []
-    for number in range(12):
+    for number in range(40):
         socks.append(caller.plain())
-        socks[-1].sendall(hello()[: number * 3])
+        with contextlib.suppress(ConnectionError):  # it is one of too many
+            socks[-1].sendall(hello()[: number * 2])
     assert still_serves(here)
     assert all(closed_by_peer(sock) for sock in socks)
 

@@ -16,7 +16,7 @@ from statelink.errors import ConfigError
 from statelink.tcp import TcpBackend
 
 from . import by_hand
-from .common import MODES, POISON, SMALL_BUFFERS, SPACE, grant_all, join, u64, write
+from .common import MODES, POISON, SLOWLY, SPACE, grant_all, join, u64, write
 
 if TYPE_CHECKING:
     from .node import Node
@@ -39,10 +39,8 @@ def start(source: Any, target: Any, count: int, nbytes: int = LARGE) -> list[int
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_small_batch_does_not_wait_for_a_large_one(source: Remote, target: Remote, mode: str) -> None:
-    options: dict[str, Any] = {"piece_bytes": 4096, **(SMALL_BUFFERS if mode == "SEND" else {})}
-    if mode != "SEND":
-        target.do("reads", pause=0.001)
-    join(source, target, mode, **options)
+    target.do("reads", **SLOWLY)
+    join(source, target, mode)
     grant_all(target)
     source.memory[:] = 1
     (large,) = start(source, target, 1, SPACE - 1000)

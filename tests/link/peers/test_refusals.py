@@ -302,9 +302,9 @@ OPEN: list[tuple[dict[str, Any], type[StatelinkError], str]] = [
         "hint: did you mean 'stall_timeout'?",
     ),
     (
-        {"role": "prefill", "backend": "tcp", "options": {"max_pending": "70"}},
+        {"role": "prefill", "backend": "tcp", "options": {"streams": "70"}},
         ConfigError,
-        "bad value in the options of backend 'tcp': max_pending: a whole number is expected, got '70'",
+        "bad value in the options of backend 'tcp': streams: a whole number is expected, got '70'",
     ),
     (
         {"role": "prefill", "backend": "tcp", "options": {"tcp": {"port": 70}}},

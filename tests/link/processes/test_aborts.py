@@ -43,17 +43,17 @@ PHASES = 6
 """Of a room; in each of them, prefill aborts some."""
 STOP = 2.5
 """Seconds for which a peer is stopped: longer than liveness."""
-SMALL = {"same_host_copy": False, "send_buffer": 64 << 10, "receive_buffer": 64 << 10}
+SOCKETS = {"same_host_copy": False}
 STAGED = {"mode": "always", "ring_bytes": 512 << 10, "parcel_bytes": 128 << 10}
 """Rings of four parcels, which a dozen rooms share."""
 WAYS: dict[str, dict[str, Any]] = {
     "tcp": {},
-    "tcp through sockets": {"options": SMALL},
+    "tcp through sockets": {"options": SOCKETS},
     "nixl": {},
     "nixl over TCP": {"options": {"ucx": {"TLS": "tcp"}}},
     "mooncake": {},
     "tcp staged": {"staging": STAGED},
-    "tcp through sockets staged": {"options": SMALL, "staging": STAGED},
+    "tcp through sockets staged": {"options": SOCKETS, "staging": STAGED},
     "nixl staged": {"staging": STAGED},
     "nixl over TCP staged": {"options": {"ucx": {"TLS": "tcp"}}, "staging": STAGED},
     "mooncake staged": {"staging": STAGED},

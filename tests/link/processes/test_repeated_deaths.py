@@ -43,7 +43,7 @@ WARM = 3
 SIDES = ("prefill", "decode")
 WAYS: dict[str, dict[str, Any]] = {
     "tcp": {},
-    "tcp through sockets": {"same_host_copy": False, "send_buffer": 64 << 10, "receive_buffer": 64 << 10},
+    "tcp through sockets": {"same_host_copy": False},
     "nixl": {},
     "nixl over TCP": {"ucx": {"TLS": "tcp"}},
     "mooncake": {},

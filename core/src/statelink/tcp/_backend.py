@@ -260,7 +260,7 @@ class TcpBackend(Backend):
         most = min(self._own.streams, theirs.streams)
 
         def receiver(number: int) -> Receiver:
-            return Receiver(theirs.link, near=near, grants=self._grants, options=self._options)
+            return Receiver(theirs.link, near=near, grants=self._grants)
 
         def sender(number: int) -> Sender:
             return Sender(self._own, theirs, key, number, self._options, self._lingering, self._loop)
@@ -320,7 +320,7 @@ class TcpBackend(Backend):
         self._grants.when_landed(peer, room, generation, nbytes, then)
 
     def disconnect(self, peer: str) -> None:
-        """End both directions and their threads. Blocks for at most about ``drain_timeout``."""
+        """End both directions and their threads. Blocks for at most about a second for each connection to it."""
         with self._lock:
             known = self._peers.pop(peer, None)
         if known is not None:

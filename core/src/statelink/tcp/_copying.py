@@ -6,35 +6,36 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ._iovec import Vectors, copy
 
 if TYPE_CHECKING:
     from ._grants import Grant
 
-__all__ = ["Copier"]
+__all__ = ["PIECE_BYTES", "Copier"]
 
-WORTHWHILE = 4 << 20
-"""Least bytes of a batch that several threads copy. With small pieces, two of them are enough."""
+PIECE_BYTES: Final = 8 << 20
+"""Most bytes that are moved between two checks of the grant. Smaller pieces would make a revoke faster. Larger ones
+cost less: after each, a thread waits for the interpreter, which takes 5 ms beside an engine that computes."""
+WORTHWHILE: Final = 4 << 20
+"""Least bytes of a batch that several threads copy."""
+THREADS: Final = 2
+"""How many threads copy such a batch. Two copy about 1.6 times as fast as one: a single thread does not use all of the
+memory's bandwidth."""
 
 
 class Copier:
     """Copies batches of one peer. Belongs to the thread that receives from it, which copies, too.
 
-    The other threads are started for the first large batch, and end with `close`. One machine copies with two threads
-    about 1.6 times as fast as with one: a single thread does not use all of its memory's bandwidth.
+    The other threads are started for the first large batch, and end with `close`.
 
     Args:
         peer: The peer's link name, for the names of the threads.
-        piece: Most bytes between two looks at the grant.
-        threads: How many threads copy a large batch.
     """
 
-    def __init__(self, peer: str, piece: int, threads: int) -> None:
+    def __init__(self, peer: str) -> None:
         self._name = f"tcp-copy-{peer}"
-        self._piece = piece
-        self._others = threads - 1
         self._pool: ThreadPoolExecutor | None = None
 
     def copy(
@@ -53,9 +54,9 @@ class Copier:
             How many bytes were copied, and why the kernel copied no more, if it is that. Without an error, and with
             fewer bytes than there are, the grant was revoked.
         """
-        alone = target.total < min(WORTHWHILE, 2 * self._piece) or not self._others
-        share = target.total if alone else -(-target.total // (1 + self._others))
-        batch = _Batch(pid, grant, _pieces(target.total, min(self._piece, share)))
+        alone = target.total < WORTHWHILE
+        share = target.total if alone else -(-target.total // THREADS)
+        batch = _Batch(pid, grant, _pieces(target.total, min(PIECE_BYTES, share)))
         if alone:
             return batch.work(source, target, look), batch.failed
         helpers = self._help(batch, source, target)
@@ -77,11 +78,11 @@ class Copier:
     def _help(self, batch: _Batch, source: Vectors, target: Vectors) -> list[Future[int]]:
         helpers: list[Future[int]] = []
         with contextlib.suppress(RuntimeError):  # no thread can be started, such as while Python ends
-            if self._others and self._pool is None:
-                self._pool = ThreadPoolExecutor(self._others, self._name)
-            for _ in range(self._others if self._pool is not None else 0):
-                assert self._pool is not None
-                helpers.append(self._pool.submit(batch.work, source.twin(), target.twin(), _nothing))
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(THREADS - 1, self._name)
+            helpers.extend(
+                self._pool.submit(batch.work, source.twin(), target.twin(), _nothing) for _ in range(THREADS - 1)
+            )
         return helpers
 
 
@@ -130,11 +131,7 @@ class _Batch:
 
 
 def _pieces(total: int, piece: int) -> Iterator[tuple[int, int]]:
-    """Where the pieces of a batch begin and end.
-
-    Smaller ones would let the threads end at about the same time. But after each piece, a thread waits for the
-    interpreter, which takes 5 ms beside an engine that computes.
-    """
+    """Where the pieces of a batch begin and end."""
     starts = range(0, total, piece)
     return zip(starts, [*starts[1:], total], strict=True)
 

@@ -26,6 +26,10 @@ __all__ = ["Known", "Listener", "listen"]
 log = logger("statelink.tcp")
 
 BACKLOG: Final = 128
+HANDSHAKE_SECONDS: Final = 5.0
+"""How long an incoming connection may take to authenticate before it is dropped."""
+MOST_PENDING: Final = 32
+"""Most incoming connections that have not authenticated. If there are more, the oldest is dropped."""
 ACCEPT_PAUSE_SECONDS: Final = 0.2
 """Seconds without accepting after the system refused a connection, usually because descriptors ran out."""
 
@@ -93,7 +97,7 @@ class Listener:
     """Listens at the data port and, after `start`, hands authenticated connections to the receivers of their peers.
 
     Two peers connect in any order. So a caller that this side does not know yet is kept until it does, but no longer
-    than ``handshake_timeout``, like every caller.
+    than `HANDSHAKE_SECONDS`, like every caller.
 
     Args:
         link: Name of this link.
@@ -203,10 +207,10 @@ class Listener:
             self._selector.unregister(self._sock)
             self._accept_again = time.monotonic() + ACCEPT_PAUSE_SECONDS
             return
-        if len(self._pending) >= self._options.max_pending:
+        if len(self._pending) >= MOST_PENDING:
             oldest = next(iter(self._pending.values()))
             self._drop(oldest, "many", "too many connections have not authenticated")
-        pending = _Pending(sock, time.monotonic() + self._options.handshake_timeout)
+        pending = _Pending(sock, time.monotonic() + HANDSHAKE_SECONDS)
         self._pending[sock] = pending
         self._selector.register(sock, selectors.EVENT_READ, pending)
         self._guard(pending, lambda pending: prepare(pending.sock, self._options))

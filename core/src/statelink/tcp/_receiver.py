@@ -11,7 +11,7 @@ import numpy as np
 from statelink.backend import logger
 
 from . import _iovec
-from ._copying import Copier
+from ._copying import PIECE_BYTES, Copier
 from ._frames import (
     HEADER,
     BadFrameError,
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ._grants import Grant, Grants
     from ._handshake import Hello, Proof
     from ._iovec import U64
-    from ._options import Options
 
 __all__ = ["Caller", "Receiver"]
 
@@ -73,15 +72,13 @@ class Receiver:
         peer: The peer's link name.
         near: Whether the peer may be on this machine and both sides allow its memory to be read.
         grants: What peers may write.
-        options: The backend's options.
     """
 
-    def __init__(self, peer: str, *, near: bool, grants: Grants, options: Options) -> None:
+    def __init__(self, peer: str, *, near: bool, grants: Grants) -> None:
         self._peer = peer
         self._near = near
         self._grants = grants
-        self._options = options
-        self._copier = Copier(peer, options.piece_bytes, options.copy_threads)
+        self._copier = Copier(peer)
         self._landed = -1
         """Number of the last batch that has landed. Its sender sends it again if it did not hear of that."""
         self._lock = threading.Lock()
@@ -159,7 +156,7 @@ class Receiver:
         readable = self._near and token_is_readable(caller.key, caller.hello, caller.nonce, caller.proof)
         stream.write(frame(Welcome(readable)))
         pid = caller.proof.pid if readable else 0
-        connection = _Connection(self._peer, stream, pid, self._grants, self._copier, self._options, self._landed)
+        connection = _Connection(self._peer, stream, pid, self._grants, self._copier, self._landed)
         try:
             while True:
                 connection.serve_one()
@@ -176,16 +173,13 @@ class _Connection:
         landed: Number of the last batch that has landed.
     """
 
-    def __init__(
-        self, peer: str, stream: Stream, pid: int, grants: Grants, copier: Copier, options: Options, landed: int
-    ) -> None:
+    def __init__(self, peer: str, stream: Stream, pid: int, grants: Grants, copier: Copier, landed: int) -> None:
         self.landed = landed
         self._peer = peer
         self._stream = stream
         self._pid = pid
         self._grants = grants
         self._copier = copier
-        self._piece = options.piece_bytes
         self._inbox = Inbox(stream, ahead=pid != 0)
         self._scratch = memoryview(b"")
 
@@ -226,7 +220,7 @@ class _Connection:
                 self._discard(header, position)
                 return
             try:
-                received = self._inbox.receive(target, position, self._piece)
+                received = self._inbox.receive(target, position, PIECE_BYTES)
             finally:
                 grant.leave()
             if not received:

@@ -32,6 +32,9 @@ TRANSPORTS: Final = {Mode.COPY: "process_vm", Mode.SEND: "socket"}
 """The transports: the receiver reads this side's memory, or the connection carries the payload."""
 AGAIN_SECONDS: Final = 0.1
 """Seconds until batches are sent again whose receiver ended the connection. It may be about to take another one."""
+DRAIN_SECONDS: Final = 1.0
+"""How long to wait, when a connection is given up, until the receiver confirms that it has stopped. Transfers without a
+confirmation fail and are *not* settled."""
 MOST_OFFERED_PIECES: Final = 4
 """Most pieces that `Sender.submit` offers to the socket."""
 
@@ -216,7 +219,7 @@ class Sender:
         self._waker.wake()
 
     def join(self) -> None:
-        """Wait for the thread, at most about ``drain_timeout``, and free everything. Call it after `stop`."""
+        """Wait for the thread, at most about `DRAIN_SECONDS`, and free everything. Call it after `stop`."""
         if self._thread is not None:
             self._thread.join()
         self._waker.close()
@@ -461,7 +464,7 @@ class Sender:
 
     def _drain(self) -> bool:
         """Tell the receiver to stop, and wait for its confirmation. Replies still count."""
-        deadline = time.monotonic() + self._options.drain_timeout
+        deadline = time.monotonic() + DRAIN_SECONDS
         try:
             if self._stream is not None:
                 self._stream.shut()

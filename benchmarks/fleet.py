@@ -145,7 +145,7 @@ def measure(kind: str, count: int, rest: float = REST) -> dict[str, Any]:
 
         def opened() -> None:
             clients.extend(
-                connecting(config, link=f"fleet-{number:016x}", keys=None)() for number in range(instances * RANKS)
+                connecting(config, link=f"fleet-{number:016x}", keys=None) for number in range(instances * RANKS)
             )
 
         def registered() -> None:

@@ -68,7 +68,7 @@ def tests(*words: str) -> tuple[str, ...]:
 
 def statelink(*words: str) -> tuple[str, ...]:
     """A command that runs ``statelink``, wherever that is installed."""
-    return ("-c", "from statelink_command import main; main()", *words)
+    return ("-c", "from statelink.cli import main; main()", *words)
 
 
 def bench(name: str, backend: str, *more: str, rounds: int = 30) -> tuple[str, ...]:

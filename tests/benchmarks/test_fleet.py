@@ -39,7 +39,7 @@ def deviating(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Deviate], N
 
     def begin(deviate: Deviate) -> None:
         def instead(config: LinkConfig, **named: Any) -> Any:
-            made.append(connecting(config, **named)())
+            made.append(connecting(config, **named))
             return lambda: deviate(len(made) - 1, made[-1])
 
         monkeypatch.setattr(fleet, "connecting", instead)

@@ -72,7 +72,7 @@ def begin(monkeypatch: pytest.MonkeyPatch, how: str, what: str, *words: str) -> 
         if how == "-m":
             runpy.run_module(what, run_name="__main__")
         else:
-            assert (how, what) == ("-c", "from statelink_command import main; main()")
+            assert (how, what) == ("-c", "from statelink.cli import main; main()")
             statelink.cli.main(words, standalone_mode=False)
 
 

@@ -41,7 +41,7 @@ def test_every_part_of_a_first_run(standin: Standin, tmp_path: Path) -> None:
 
 def test_the_whole_kit(standin: Standin) -> None:
     """One clause fails, because the stand-in has no file of a device."""
-    words = ("-c", "from statelink_command import main; main()", "conform", "nixl", "--memory", "cuda:0", "--json")
+    words = ("-c", "from statelink.cli import main; main()", "conform", "nixl", "--memory", "cuda:0", "--json")
     given = ("--allocator", "tools.card.allocator:Memory", "--require")
     done = subprocess.run(
         [sys.executable, *words, *given],

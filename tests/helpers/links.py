@@ -30,7 +30,7 @@ def keys(own: dict[str, str], *allowed: dict[str, str]) -> statelink.Keys:
 def client(address: str, link: str, keys: statelink.Keys | None = None, **options: Any) -> Directory:
     """The client of the directory at an address, as a link of this name has it."""
     config = LinkConfig(role="decode", backend="tcp", rendezvous=address, rendezvous_options=options)
-    return connecting(config, link=link, keys=keys)()
+    return connecting(config, link=link, keys=keys)
 
 
 def named(label: str, own: dict[str, str]) -> str:

@@ -18,7 +18,7 @@ from statelink.errors import StatelinkError
 from statelink.registry import Listed, conflict_hint, hidden_backends, list_backends, load_backend, probed
 
 from ._alone import Alone, Ended
-from ._output import ended_by_signal, json_option, print_json
+from ._output import json_option, print_json
 
 __all__ = ["backends"]
 
@@ -89,7 +89,6 @@ def _row(listed: Listed, conflict: str) -> dict[str, Any]:
 def _probe(rows: list[dict[str, Any]]) -> None:
     """Complete the rows. Each backend is imported in a process of its own, which its library may end; all at once."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(ended_by_signal())
         children = [stack.enter_context(Alone(partial(_states, row["name"]))) for row in rows]
         for row, child in zip(rows, children, strict=True):
             try:

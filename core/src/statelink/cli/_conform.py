@@ -28,7 +28,7 @@ from statelink.registry import load_backend
 
 from ._files import temporary_folder
 from ._numbers import seconds
-from ._output import ended_by_signal, json_option, print_json
+from ._output import json_option, print_json
 from ._pairs import pair
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def _run(command: list[str], environment: dict[str, str], folder: Path, shown: i
     Returns pytest's exit status, and what it printed, unless that went to the descriptor ``shown``.
     """
     reader, writer = os.pipe()
-    with open(folder / "output.txt", "w+") as output, os.fdopen(reader) as lines, ended_by_signal():
+    with open(folder / "output.txt", "w+") as output, os.fdopen(reader) as lines:
         process = subprocess.Popen(
             [*command, "--statelink-progress", str(writer)],
             env=environment,

@@ -19,7 +19,7 @@ from ._configured import Configured, configured
 from ._examination import Asked, examine, failed
 from ._loopback import Meant, Transfer, loopback
 from ._machine import look
-from ._output import ended_by_signal, json_option, print_json
+from ._output import json_option, print_json
 from ._pairs import pair
 from ._words import counted
 
@@ -82,14 +82,13 @@ def doctor(
         return _backend(about, lambda: examine(about, Asked.of(about, found, options), moved, meant), moved)
 
     chosen = name is None and found.given is not None and found.given.config.backend == AUTO
-    with ended_by_signal():
-        for about in ("machine", *names, *((AUTO,) if chosen else ())):
-            rows = []
-            for check in checks(about):
-                rows.append(check)
-                seen.append((about, check))
-            if not as_json:
-                _print(console, about, rows)
+    for about in ("machine", *names, *((AUTO,) if chosen else ())):
+        rows = []
+        for check in checks(about):
+            rows.append(check)
+            seen.append((about, check))
+        if not as_json:
+            _print(console, about, rows)
     counts = Counter(check.verdict for _, check in seen)
     if as_json:
         _write(seen, not counts[Verdict.PROBLEM])

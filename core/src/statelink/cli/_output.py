@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import IO, Any, Final, NoReturn, TextIO
+from typing import IO, Any, Final, NoReturn, TextIO, cast
 
 import click
 import msgspec
@@ -21,8 +21,6 @@ from statelink.errors import StatelinkError
 
 __all__ = [
     "INTERRUPTED",
-    "PIPE_CLOSED",
-    "UNWRITABLE",
     "CodedError",
     "Program",
     "encodable",
@@ -33,14 +31,10 @@ __all__ = [
     "unwritable",
 ]
 
-UNWRITABLE: Final = 74
-"""Exit status if output or a file cannot be written. The number is that of ``EX_IOERR``."""
 INTERRUPTED: Final = 130
 """Exit status after an interrupt. A shell gives the same to a process that SIGINT ended."""
-PIPE_CLOSED: Final = 141
-"""Exit status if a pipe's reader has gone. A shell gives the same to a process that SIGPIPE ended."""
-FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
-"""System errors after which no file of the file system can be written."""
+UNWRITABLE: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+"""System errors of output that cannot be written: its reader has gone, or the file system takes no more."""
 
 BLANKS: Final = re.compile(r" +\n")
 """Blanks with which rich fills the lines of a table up to its width. Pipes and files get the lines without them."""
@@ -76,10 +70,6 @@ def plain_error(error: StatelinkError) -> dict[str, Any]:
     return {key: getattr(error.reason, key) for key in ("code", "what", "who", "cause", "hint")}
 
 
-class _FullError(click.ClickException):
-    exit_code = UNWRITABLE
-
-
 class CodedError(click.ClickException):
     """A `StatelinkError`, printed with its code."""
 
@@ -93,8 +83,7 @@ class CodedError(click.ClickException):
 
 def unwritable(error: OSError, file: object) -> click.ClickException:
     """The error of a command that cannot write a file. ``file`` names it where the system does not."""
-    kind = _FullError if error.errno in FULL else click.ClickException
-    return kind(f"{error.filename or file} cannot be written: {error.strerror or error}")
+    return click.ClickException(f"{error.filename or file} cannot be written: {error.strerror or error}")
 
 
 @contextlib.contextmanager
@@ -125,16 +114,16 @@ class Program(click.Group):
         run: Callable[[], Any] = partial(super().main, *args, **{**extra, "standalone_mode": False})
         if not extra.get("standalone_mode", True):
             return run()
-        status = UNWRITABLE
-        with _checked_streams() as lost:
+        with ended_by_signal(), _trimmed():
             try:
                 status = _status(run)
                 if sys.stdout is not None:  # it is None if the process was started with it closed
                     sys.stdout.flush()
-            except _LostError as error:
-                lost.append(error)
-        if lost:
-            _end_lost(lost[0])
+            except OSError as error:
+                if error.errno not in UNWRITABLE:
+                    raise
+                status = 1
+                _lose(error)
         sys.exit(status)
 
 
@@ -152,12 +141,6 @@ def _status(run: Callable[[], Any]) -> int:
     except click.Abort:  # click makes it of KeyboardInterrupt
         click.echo("Interrupted.", err=True)
         return INTERRUPTED
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        made = unwritable(error, "a file")
-        made.show()
-        return made.exit_code
     except SystemExit as error:
         if isinstance(error.code, str):
             click.echo(error.code, err=True)
@@ -166,79 +149,45 @@ def _status(run: Callable[[], Any]) -> int:
     return ended if isinstance(ended, int) else 0
 
 
-def _end_lost(error: _LostError) -> NoReturn:
-    if error.cause.errno == errno.EPIPE:
-        sys.exit(PIPE_CLOSED)
-    # If standard error cannot be written either, nobody can be told.
-    with contextlib.suppress(OSError):
-        click.echo(f"Error: the output cannot be written: {error.cause.strerror}", err=True)
-    sys.exit(UNWRITABLE)
-
-
-class _LostError(Exception):
-    """Output cannot be written. This is no `OSError`: click and rich catch some of those and end the process."""
-
-    def __init__(self, cause: OSError) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-
-
-class _CheckedText(io.TextIOWrapper):
-    """A stream that raises `_LostError` if it cannot be written. After that, it writes to the null device.
-
-    This class does not override the methods of the buffer below. In a method of Python, an interrupt could come between
-    the write and the buffer's note of it. Then the same text would be written twice.
-    """
-
-    def write(self, text: str, /) -> int:
+def _lose(error: OSError) -> None:
+    """Say that output cannot be written, unless a pipe's reader has gone. What is left of it goes nowhere."""
+    if error.errno != errno.EPIPE:
+        # If standard error cannot be written either, nobody can be told.
+        with contextlib.suppress(OSError):
+            unwritable(error, "the output").show()
+    for stream in (sys.stdout, sys.stderr):
         try:
-            super().write(text if self.line_buffering else BLANKS.sub("\n", text))
-        except OSError as error:
-            self._lose(error)
-        return len(text)
-
-    def flush(self) -> None:
-        try:
-            super().flush()
-        except OSError as error:
-            self._lose(error)
-
-    def _lose(self, error: OSError) -> NoReturn:
-        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        os.dup2(nowhere, self.fileno())
-        os.close(nowhere)
-        raise _LostError(error) from error
+            stream.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
 
 
 @contextlib.contextmanager
-def _checked_streams() -> Iterator[list[_LostError]]:
-    """Check what is written to standard output and standard error, within the block.
-
-    Yields:
-        A list, to which errors are appended that occur when the block ends.
-    """
-    kept, lost = (sys.stdout, sys.stderr), list[_LostError]()
-    sys.stdout, sys.stderr = _checked(sys.stdout), _checked(sys.stderr)
-    ours = sys.stdout, sys.stderr
+def _trimmed() -> Iterator[None]:
+    """Within the block, standard output takes every text, and a pipe or a file gets no blanks at the ends of lines."""
+    kept = sys.stdout
+    if isinstance(kept, io.TextIOWrapper):
+        # What the terminal's encoding lacks is escaped instead of refused.
+        kept.reconfigure(errors="backslashreplace")
+        if not kept.isatty():
+            sys.stdout = cast("TextIO", _Trimmed(kept))
     try:
-        yield lost
+        yield
     finally:
-        for stream, before in zip(ours, kept, strict=True):
-            if stream is not before and stream is not None:
-                try:
-                    stream.flush()
-                except _LostError as error:
-                    lost.append(error)
-        sys.stdout, sys.stderr = kept
+        sys.stdout = kept
 
 
-def _checked(stream: TextIO) -> TextIO:
-    """A checked stream over the same descriptor. A closed stream, or one without a descriptor, is returned as it is."""
-    try:
-        number = stream.fileno()
-        stream.flush()
-    except (AttributeError, OSError, ValueError):
-        return stream
-    buffered = io.BufferedWriter(io.FileIO(number, "wb", closefd=False))
-    # What the terminal's encoding lacks is escaped instead of refused.
-    return _CheckedText(buffered, stream.encoding, "backslashreplace", line_buffering=stream.isatty())
+class _Trimmed:
+    """A stream of text without the blanks at the ends of its lines."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """See `io.TextIOBase.write`."""
+        return self._stream.write(BLANKS.sub("\n", text) if isinstance(text, str) else text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -11,6 +11,7 @@ import contextlib
 import os
 import socket
 import stat
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,6 @@ from typing import Any
 
 import msgspec
 
-from statelink._background import Background
 from statelink._json import decode_json
 from statelink._logs import logger
 from statelink.backend import close_in_children
@@ -87,7 +87,7 @@ class Inspection:
         self._look = look
         self._path: Path | None = None
         name = f"{os.getpid()}-{link.rpartition('-')[2]}"
-        self._thread = Background(self._serve, "statelink-inspect")
+        self._thread = threading.Thread(target=self._serve, name="statelink-inspect", daemon=True)
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         for folder in folders():
             try:
@@ -159,7 +159,7 @@ class Inspection:
         """Remove the socket and end the thread."""
         if not self._remove():
             return
-        if not self._thread.cancel():
+        if self._thread.is_alive():
             with contextlib.suppress(OSError):
                 self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread
             self._thread.join(2 * CLIENT_SECONDS)

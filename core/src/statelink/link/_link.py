@@ -74,7 +74,7 @@ class Link:
         self._inspection: Inspection | None = None
         self._at_exit = AtExit(self._end_rooms, self._close_at_exit)
         self._interval = SwitchInterval(context.config.switch_interval)
-        try:  # an interrupt may come anywhere
+        try:
             if context.config.inspect:
                 self._inspection = Inspection(context.name, self.snapshot)
                 self._inspection.start()

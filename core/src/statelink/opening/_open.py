@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statelink._holding import held, into
 from statelink._logs import logger
 from statelink.backend import Backend, BackendContext, Probe, Strategy
 from statelink.config import LinkConfig, read_config, read_options
@@ -93,16 +92,9 @@ def open(
             needs, or has as many links in this process as it declares. With ``auto``: every backend does so.
     """
     check_descriptors()
-    made: list[Link] = []
     try:
-        try:
-            with opening():
-                _open(config, inventory, rendezvous, made)
-            return made[0]
-        except BaseException:  # also an interrupt, at any step, and what leaves an observer
-            for each in made:
-                each.close()
-            raise
+        with opening():
+            return _open(config, inventory, rendezvous)
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise no_descriptors(error) from error
@@ -122,9 +114,7 @@ def _open(
     config: LinkConfig | Mapping[str, Any] | str | os.PathLike[str] | None,
     inventory: Inventory,
     rendezvous: Rendezvous | None,
-    made: list[Link],
-) -> None:
-    """Open a link, and append it to ``made``."""
+) -> Link:
     given = read_config(config)
     settled = check_config(given)
     described: object = inventory  # without a type checker, an engine may pass what `describe` takes
@@ -156,7 +146,8 @@ def _open(
             what = "two rendezvous are given"
             raise ConfigError(what, cause="one in the configuration, and one as an argument", backend=settings.backend)
         name = link_name(f"{inventory.instance[:40]}.{inventory.rank}", settled["keys"])
-        slot = held(opened, partial(LinkSlot, picked.kind, name), LinkSlot.free)
+        slot = LinkSlot(picked.kind, name)
+        opened.callback(slot.free)
 
         def check_again() -> Checked:
             return check(inventory, role=settings.role, platform=Platform.here())
@@ -165,21 +156,19 @@ def _open(
         directory, context = _prepare(
             settings, picked, name, whole, rendezvous, hooks, slot, checks, settled["keys"], opened
         )
-        into(made, partial(Link, context))
-        (link,) = made
+        link = Link(context)
+    except BaseException:
+        opened.close()
+        raise
+    try:
         attach(settled["telemetry"], link, hooks)
         if directory is not None:
             directory.register(inventory.instance, inventory.rank, inventory.ranks, link.address)
         context.tell("statelink_link_opened", link=link)
-    except BaseException:
-        if not made:  # otherwise, the parts are the link's
-            opened.close()
+    except BaseException:  # also an interrupt, and what leaves an observer
+        link.close()
         raise
-
-
-def _close_each(made: list[Backend]) -> None:
-    for each in made:
-        each.close()
+    return link
 
 
 def _check_ranks(inventory: Inventory) -> None:
@@ -229,36 +218,30 @@ def _prepare(
     ``checks``: what was found out about the memory, and how to find it out again.
     """
     checked, check_again = checks
-    listening = partial(
-        Channel, name, settings.listen, advertise=settings.advertise, keys=keys, insecure=settings.insecure
-    )
-    channel = held(opened, listening, Channel.close)
+    channel = Channel(name, settings.listen, advertise=settings.advertise, keys=keys, insecure=settings.insecure)
+    opened.callback(channel.close)
 
-    def start(registration: int, made: list[Backend]) -> Handshake:
-        _construct(picked, name, settings, channel, made)
-        (backend,) = made
-        with hint_at_settings(checked, backend=settings.backend):
-            backend.register(inventory.regions)
-            own = _own_handshake(name, settings, backend, picked.strategies, inventory)
-        return msgspec.structs.replace(own, registration=registration)
+    def start(registration: int) -> tuple[Backend, Handshake]:
+        backend = _construct(picked, name, settings, channel)
+        try:
+            with hint_at_settings(checked, backend=settings.backend):
+                backend.register(inventory.regions)
+                own = _own_handshake(name, settings, backend, picked.strategies, inventory)
+        except BaseException:
+            backend.close()
+            raise
+        return backend, msgspec.structs.replace(own, registration=registration)
 
     def start_again(registration: int) -> tuple[Backend, Handshake]:
         check_again()
-        made: list[Backend] = []
-        try:
-            own = start(registration, made)
-            return made[0], own
-        except BaseException:
-            _close_each(made)
-            raise
+        return start(registration)
 
-    backends: list[Backend] = []
-    opened.callback(_close_each, backends)
-    own = start(0, backends)
-    (backend,) = backends
+    backend, own = start(0)
+    opened.callback(backend.close)
     directory: Directory | None = None
     if settings.rendezvous:
-        directory = held(opened, connecting(settings, link=name, keys=keys), lambda each: each.close())
+        directory = connecting(settings, link=name, keys=keys)
+        opened.callback(directory.close)
     found = rendezvous or StaticRendezvous(settings.peers)
     if directory is not None:
         found = DirectoryRendezvous(directory, settings.peers)
@@ -300,8 +283,7 @@ def probe(backend: str, options: Mapping[str, Any] | None = None) -> Probe:
     return probed(backend_type, read_options(backend_type.Options, options or {}, f"options of backend {backend!r}"))
 
 
-def _construct(picked: Picked, name: str, settings: LinkConfig, channel: Channel, made: list[Backend]) -> None:
-    """Make the backend's object, and append it to ``made``."""
+def _construct(picked: Picked, name: str, settings: LinkConfig, channel: Channel) -> Backend:
     hosts = data_hosts(channel.bound, settings.advertise)
     loopback = is_loopback(channel.endpoint.address)
     if is_loopback(f"tcp://{hosts.host}:0") and not loopback:
@@ -317,7 +299,7 @@ def _construct(picked: Picked, name: str, settings: LinkConfig, channel: Channel
         require=frozenset(settings.require),
     )
     try:
-        into(made, partial(picked.kind, context))
+        return picked.kind(context)
     except StatelinkError:
         raise
     except Exception as error:

@@ -7,7 +7,6 @@ are connected do not depend on their directory, which may die and come back.
 
 from __future__ import annotations
 
-from statelink._background import Background
 from statelink._json import decode_json
 from statelink.wire import MAX_RANKS, Endpoint, check_private, is_loopback, parse_endpoint
 
@@ -17,7 +16,6 @@ from ._server import RendezvousServer
 
 __all__ = [
     "MAX_RANKS",
-    "Background",
     "Directory",
     "DirectoryConfig",
     "Endpoint",

@@ -8,11 +8,8 @@ import string
 import threading
 import time
 from collections.abc import Iterable
-from functools import partial
 
 from statelink import wire
-from statelink._background import Background
-from statelink._holding import held
 from statelink._logs import logger
 from statelink.errors import ConfigError, PeerError, Reason, WireError
 
@@ -65,21 +62,15 @@ class RendezvousClient(Directory):
             self._waker, self._wakee = map(undo.enter_context, socket.socketpair())
             self._waker.setblocking(False)
             self._wakee.setblocking(False)
-            speaking = partial(
-                wire.Channel, link, "", advertise="", keys=config.keys, insecure=False, kinds=wire.RENDEZVOUS_KINDS
+            self._channel = wire.Channel(
+                link, "", advertise="", keys=config.keys, insecure=False, kinds=wire.RENDEZVOUS_KINDS
             )
-            self._channel = held(undo, speaking, wire.Channel.close)
+            undo.callback(self._channel.close)
             self._channel.dial(self._server)
             self._channel.start(self._wakee.fileno())
-            self._thread = Background(self._run, "statelink-rendezvous")
-            try:
-                self._thread.start()
-                undo.pop_all()  # the thread closes the channel, and `close` the rest
-            except BaseException:
-                if not self._thread.cancel():
-                    undo.pop_all()
-                    self.close()
-                raise
+            self._thread = threading.Thread(target=self._run, name="statelink-rendezvous", daemon=True)
+            self._thread.start()
+            undo.pop_all()  # the thread closes the channel, and `close` the rest
 
     @classmethod
     def check(cls, config: DirectoryConfig) -> None:

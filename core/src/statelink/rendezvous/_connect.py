@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from statelink.config import read_options
@@ -13,7 +12,7 @@ from statelink.registry import load_named
 from ._directory import Directory, DirectoryConfig, Instance
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from statelink.config import LinkConfig
     from statelink.link import Peer
@@ -81,8 +80,8 @@ def check_directory(config: LinkConfig, *, keys: Keys | None) -> None:
         kind.check(given)
 
 
-def connecting(config: LinkConfig, *, link: str, keys: Keys | None) -> Callable[[], Directory]:
-    """What makes the client for ``config.rendezvous``. Its thread runs until it is closed. The server may be absent.
+def connecting(config: LinkConfig, *, link: str, keys: Keys | None) -> Directory:
+    """The client for ``config.rendezvous``. Its thread runs until it is closed. The server may be absent.
 
     Args:
         config: The link's configuration.
@@ -90,11 +89,10 @@ def connecting(config: LinkConfig, *, link: str, keys: Keys | None) -> Callable[
         keys: The link's keys.
 
     Raises:
-        ConfigError: No package brings this directory, or an option is unknown. What is returned raises it as
-            `Directory.check`.
+        ConfigError: No package brings this directory, or an option is unknown; and as `Directory.check`.
     """
     kind, given = _of(config, keys)
-    return partial(kind, given, link=link)
+    return kind(given, link=link)
 
 
 def list_instances(config: LinkConfig, *, keys: Keys | None) -> list[Instance]:

@@ -14,7 +14,7 @@ import msgspec
 
 from statelink.backend import logger
 from statelink.errors import Reason
-from statelink.rendezvous import MAX_RANKS, Background, Directory, DirectoryConfig, Instance
+from statelink.rendezvous import MAX_RANKS, Directory, DirectoryConfig, Instance
 
 from ._cluster import Cluster, Options
 from ._gateway import (
@@ -81,16 +81,13 @@ class EtcdDirectory(Directory):
         self._loop = asyncio.new_event_loop()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ended = asyncio.Event()
-        self._thread = Background(partial(self._run, started), "statelink-rendezvous")
+        self._thread = threading.Thread(target=self._run, args=(started,), name="statelink-rendezvous", daemon=True)
         try:
             self._thread.start()
-            started.wait()
-        except BaseException:
-            if self._thread.cancel():  # the system has no thread left
-                self._loop.close()
-            else:
-                self.close()
+        except RuntimeError:  # the system has no thread left
+            self._loop.close()
             raise
+        started.wait()
 
     @classmethod
     def check(cls, config: DirectoryConfig) -> None:

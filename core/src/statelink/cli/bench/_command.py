@@ -20,7 +20,7 @@ from statelink.wire import Keys, host_of, parse_endpoint
 
 from .._configured import key_fields, no_keys
 from .._numbers import seconds
-from .._output import ended_by_signal, json_option, print_json
+from .._output import json_option, print_json
 from .._pairs import pair
 from .._plots import picture_path
 from .._words import duration, size
@@ -157,7 +157,7 @@ def bench(
     here = host or (_address_towards(peer) if peer else "127.0.0.1")
     config = _config(here, named, insecure) if peer else {}
     via = Via(peer, _keys(named) if peer else None, config, here)
-    with ended_by_signal(), contextlib.nullcontext() if peer else no_keys():
+    with contextlib.nullcontext() if peer else no_keys():
         found = [_measure(name, options, plan, via) for name in names]
     if as_json:
         print_json(plain(found, plan, peer))

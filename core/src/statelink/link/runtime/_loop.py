@@ -14,11 +14,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, Final
 
-from statelink._background import Background
-from statelink._holding import into
 from statelink._logs import logger
 
 __all__ = ["Bell", "Loop", "Readers"]
@@ -79,7 +76,7 @@ class Loop:
         self.readers = Readers(self._bell.fileno())
         self.asleep = False
         self._stop = False
-        self._thread: Background | None = None
+        self._thread: threading.Thread | None = None
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when a job was posted, or one of `readers` has something new.
@@ -98,8 +95,9 @@ class Loop:
                 or a posted job comes), and handles them.
             end: Called on the thread, after everything else.
         """
-        self._thread = Background(partial(self._run, receive, end), "statelink-control")
-        self._thread.start()
+        thread = threading.Thread(target=self._run, args=(receive, end), name="statelink-control", daemon=True)
+        thread.start()
+        self._thread = thread  # not before it runs: `stop` waits for it
 
     @property
     def alive(self) -> bool:
@@ -195,7 +193,7 @@ class Loop:
             self._stop = True
 
         self.post(last)
-        if self._thread is None or self._thread.cancel():
+        if self._thread is None:
             self._close()
         else:
             self._thread.join(timeout)
@@ -210,12 +208,10 @@ class Bell:
     """
 
     def __init__(self) -> None:
-        made: list[int] = []
-        self._end = weakref.finalize(self, _close_all, made)
+        self._descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._end = weakref.finalize(self, os.close, self._descriptor)
         """Closes the descriptor, once, also if the opening of a link fails and nobody calls `close`."""
         self._end.atexit = False
-        into(made, partial(os.eventfd, 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-        self._descriptor = made[0]
         self._bytes = ctypes.create_string_buffer(WIDTH)
         self.rung = False
         self._lock = threading.RLock()
@@ -244,11 +240,6 @@ class Bell:
         with self._lock:
             self._descriptor = -1
         self._end()
-
-
-def _close_all(descriptors: list[int]) -> None:
-    for each in descriptors:
-        os.close(each)
 
 
 class Readers:

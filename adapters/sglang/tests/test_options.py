@@ -55,6 +55,7 @@ def test_json_and_a_file_say_the_same(tmp_path: Path) -> None:
         ('{"backend": 7}', "bad value"),
         ('{"role": "decode"}', "has the key 'role'"),
         ('{"siblings": []}', "has the key 'siblings'"),
+        ('{"rendezvous_options": {"token": "x"}}', "has the key 'rendezvous_options'.*\n.*leave it out"),
         ('{"sglang": {"alow": []}}', "wrong keys"),
         ('{"sglang": {"rows": "none"}}', "wrong value.*\n.*'rows' is 'required' or 'optional'"),
         ('{"sglang": {"allow": ["magic"]}}', "wrong value.*\n.*cuda, nodes"),

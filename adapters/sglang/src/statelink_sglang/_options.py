@@ -17,8 +17,8 @@ VARIABLE = "STATELINK_SGLANG_CONFIG"
 OWN_TABLE = "sglang"
 """The key of the adapter's own options; every other key is one of the link's."""
 
-SET_HERE = ("role", "peers", "siblings", "rendezvous")
-"""Keys of a link that follow from SGLang's own options."""
+SET_HERE = ("role", "peers", "siblings", "rendezvous", "rendezvous_options")
+"""Keys of a link that follow from SGLang's own options, or have no meaning beside them."""
 
 ALLOWED = {
     "cuda": "pools in device memory",

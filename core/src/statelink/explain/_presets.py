@@ -1,7 +1,8 @@
-"""The presets of this package: published models, each in a TOML file with the source of its numbers."""
+"""The presets of this package: published models, tables of `presets.toml`, with the source of their numbers."""
 
 from __future__ import annotations
 
+import functools
 import importlib.resources
 import sys
 from typing import Any
@@ -18,13 +19,9 @@ else:
 
 __all__ = ["parse_toml", "preset", "presets"]
 
-_FOLDER = importlib.resources.files(__package__).joinpath("presets")
-
-
 def presets() -> tuple[str, ...]:
     """Names of the presets, in order."""
-    files = _FOLDER.iterdir()
-    return tuple(sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml")))
+    return tuple(sorted(_tables()))
 
 
 def preset(name: str) -> Model:
@@ -40,8 +37,12 @@ def preset(name: str) -> Model:
             cause=f"known presets: {', '.join(known)}",
             hint=did_you_mean(name, known, "give the model's geometry in a section 'model'"),
         )
-    text = _FOLDER.joinpath(f"{name}.toml").read_text(encoding="utf-8")
-    return Model.read(parse_toml(text), f"preset {name!r}")
+    return Model.read({"name": name, **_tables()[name]}, f"preset {name!r}")
+
+
+@functools.cache
+def _tables() -> dict[str, Any]:
+    return parse_toml(importlib.resources.files(__package__).joinpath("presets.toml").read_text(encoding="utf-8"))
 
 
 def parse_toml(text: str) -> dict[str, Any]:

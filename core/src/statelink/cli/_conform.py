@@ -27,9 +27,8 @@ from statelink.hints import install_hint
 from statelink.registry import load_backend
 
 from ._files import temporary_folder
-from ._numbers import seconds
 from ._output import json_option, print_json
-from ._pairs import pair
+from ._values import pair, seconds
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,7 +20,7 @@ from ._examination import Asked, examine, failed
 from ._loopback import Meant, Transfer, loopback
 from ._machine import look
 from ._output import json_option, print_json
-from ._pairs import pair
+from ._values import pair
 from ._words import counted
 
 __all__ = ["doctor"]

@@ -18,10 +18,9 @@ from statelink.explain import explain as report_of
 from statelink.registry import load_backend
 
 from ._flows import draw_flows
-from ._numbers import Number
 from ._output import CodedError, json_option, print_json
 from ._plots import picture_path
-from ._units import ROUND_TRIP, Rate, RateType
+from ._values import ROUND_TRIP, Number, Rate, RateType
 from ._words import duration, size
 
 __all__ = ["explain"]

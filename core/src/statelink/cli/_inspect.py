@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ._output import json_option, print_json
-from ._snapshots import Answer, Answers, answers, named
-from ._watching import count_option, every_option, watch
+from ._snapshots import Answer, Answers, answers, count_option, every_option, named, watch
 from ._words import counted, duration, size
 
 __all__ = ["inspect"]

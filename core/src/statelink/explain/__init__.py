@@ -10,8 +10,7 @@ from __future__ import annotations
 from ._estimate import Estimate, Worth, estimate, worth
 from ._inventories import inventories
 from ._layout import Layout, Side, read_side
-from ._model import Model
-from ._presets import preset, presets
+from ._model import Model, preset, presets
 from ._report import Flow, Rank, Report, explain
 
 __all__ = [

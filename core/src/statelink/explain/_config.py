@@ -18,8 +18,7 @@ import msgspec
 from statelink.errors import ConfigError
 
 from ._fields import COMPRESSED, DTYPES, HARMLESS, KINDS, LETTERS, MEANING, NESTED, STATE, Kinds
-from ._model import Attention, Chunk, Compressed, Dtype, Index, Kind, Latent, Mamba, Model, Window
-from ._presets import parse_toml
+from ._model import Attention, Chunk, Compressed, Dtype, Index, Kind, Latent, Mamba, Model, Window, parse_toml
 
 if TYPE_CHECKING:
     from pathlib import Path

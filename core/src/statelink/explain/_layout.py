@@ -10,8 +10,7 @@ from statelink.config import read_options
 from statelink.errors import ConfigError
 
 from ._config import read_config
-from ._model import Count, Dtype, Model
-from ._presets import parse_toml, preset
+from ._model import Count, Dtype, Model, parse_toml, preset
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -27,8 +27,7 @@ from __future__ import annotations
 import importlib
 import typing
 
-from ._addresses import free_addresses
-from ._machine import bare_machine
+from ._host import bare_machine, free_addresses
 
 if typing.TYPE_CHECKING:
     from ._remote import RemoteBackend

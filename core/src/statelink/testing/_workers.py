@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ._device import hold
 from ._memory import MIB, Arena
-from ._window import DeviceArena
+from ._window import DeviceArena, hold
 from ._worker import Host, Hung, called
 from .process import Process, ProcessError
 

@@ -9,6 +9,6 @@ from __future__ import annotations
 from ._command import bench
 from ._ends import FailedError, Local, Remote
 from ._messages import Close, Copy, Send
-from ._pages import Pages
+from ._side import Pages
 
 __all__ = ["Close", "Copy", "FailedError", "Local", "Pages", "Remote", "Send", "bench"]

@@ -19,10 +19,9 @@ from statelink.registry import load_backend
 from statelink.wire import Keys, host_of, parse_endpoint
 
 from .._configured import key_fields, no_keys
-from .._numbers import seconds
 from .._output import json_option, print_json
-from .._pairs import pair
 from .._plots import picture_path
+from .._values import pair, seconds
 from .._words import duration, size
 from ._ends import End, Local, Remote
 from ._measure import Cell, Found, Plan, measure

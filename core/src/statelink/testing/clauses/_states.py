@@ -10,7 +10,7 @@ from statelink.backend import ANY
 from statelink.errors import UnsupportedError
 
 from .. import _ranks
-from .._addresses import free_addresses
+from .._host import free_addresses
 from .._lab import Lab, Suite, needs
 from .._pools import LABELS
 from .._saying import refused

@@ -1,7 +1,8 @@
-"""Options that are a number with a unit."""
+"""What options of commands may be: KEY=VALUE, a number with a fraction, and one with a unit."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -9,7 +10,37 @@ from typing import Any, NamedTuple
 
 import click
 
-__all__ = ["ROUND_TRIP", "Rate", "RateType", "Unit"]
+__all__ = ["ROUND_TRIP", "Number", "Rate", "RateType", "Unit", "pair", "seconds"]
+
+
+def pair(text: str) -> tuple[str, Any]:
+    """Read ``KEY=VALUE``. The value is JSON, or else text."""
+    key, found, value = text.partition("=")
+    if not found:
+        raise click.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--option")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
+
+DAY = 24 * 3600.0
+
+
+class Number(click.FloatRange):
+    """A number from a range. A range of click has NaN in it, because NaN is neither below nor above anything."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is no number.", param, ctx)
+        return number
+
+
+def seconds(least: float) -> Number:
+    """So many seconds, from ``least`` to those of a day."""
+    return Number(min=least, max=DAY)
+
 
 NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z/]+)\s*", re.IGNORECASE)
 BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}

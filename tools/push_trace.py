@@ -1,8 +1,9 @@
-"""Traces one small push: the functions and files of the core that it passes.
+"""Traces one small push, or one receive: the functions and files of the core that it passes.
 
 ``python -m tools.push_trace`` opens a prefill and a decode link over `tcp` in this process, and hands over a few
 requests of one page. Then it lists what the threads of both links call from `Sending.push` until `TcpBackend.submit`
-begins (``--until submit``, the default), or until both rooms have succeeded (``--until finished``). Each file has a
+begins (``--until submit``, the default), or until both rooms have succeeded (``--until finished``). With ``--until
+requested``, it lists what is called from `Link.receive` until `Channel.send` begins with the request. Each file has a
 line, in the order in which it is entered first, with the number of its functions. A change of file is a call, or a
 return, from a function of one file to one of another.
 """
@@ -22,6 +23,7 @@ import numpy as np
 import statelink
 from statelink import Status, state
 from statelink.tcp import TcpBackend
+from statelink.wire import Channel
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType
@@ -30,11 +32,17 @@ CORE = str(Path(statelink.__file__).parent) + "/"
 WARM = 20
 """Requests before the one that is traced, so that connections and plans are made."""
 QUIET_SECONDS = 0.5
-"""Seconds until the push, in which decode's request arrives, so that nothing else happens meanwhile."""
+"""Seconds before the first call that is traced, so that nothing else happens meanwhile."""
+LAST: dict[str, CodeType | None] = {
+    "submit": TcpBackend.submit.__code__,
+    "requested": Channel.send.__code__,
+    "finished": None,
+}
+"""The function whose call ends each trace; ``None`` for the end of the room."""
 
 
 class Traced(NamedTuple):
-    """What one push passed.
+    """What one push, or one receive, passed.
 
     Attributes:
         files: The files in the order in which they were entered, each with its functions.
@@ -108,8 +116,8 @@ class Trace:
 
 
 def trace(until: str) -> Traced:
-    """Hand over requests of one page over `tcp`, and trace the last one's push."""
-    last = TcpBackend.submit.__code__ if until == "submit" else None
+    """Hand over requests of one page over `tcp`, and trace the last one's push or receive."""
+    last = LAST[until]
     noted = Trace(last)
     noted.install()
     pages = [np.zeros((8, 16, 4, 32), np.float32) for _ in range(4)]
@@ -124,15 +132,22 @@ def trace(until: str) -> Traced:
             statelink.open({"role": "prefill", **config}, described[0]) as prefill,
             statelink.open({"role": "decode", **config}, described[1]) as decode,
         ):
+            address = prefill.address
             for room in range(1, WARM + 2):
-                receiving = decode.receive(room, peer=prefill.address, tokens=16)
+                traced = room > WARM
+                if traced and until == "requested":
+                    time.sleep(QUIET_SECONDS)
+                    noted.start()
+                receiving = decode.receive(room, peer=address, tokens=16)
                 receiving.accept({"kv": page})
+                if traced and until == "requested" and not noted.wait(20):
+                    raise SystemExit("no request was sent")
                 sending = prefill.send(room, tokens=16)
-                if room > WARM:
+                if traced and until != "requested":
                     time.sleep(QUIET_SECONDS)
                     noted.start()
                 sending.push({"kv": page})
-                if room > WARM and last is not None and not noted.wait(20):
+                if traced and until == "submit" and not noted.wait(20):
                     raise SystemExit("nothing was submitted")
                 ended = [each.wait(timeout=20) for each in (receiving, sending)]
                 if ended != [Status.SUCCEEDED] * 2:
@@ -146,7 +161,7 @@ def trace(until: str) -> Traced:
 def main() -> int:
     """Print the trace."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--until", choices=("submit", "finished"), default="submit")
+    parser.add_argument("--until", choices=tuple(LAST), default="submit")
     traced = trace(parser.parse_args().until)
     for name, functions in traced.files.items():
         print(f"{len(functions):4} {name}")

@@ -34,3 +34,10 @@ def test_the_reading_path_names_the_files_that_a_push_passes() -> None:
 def test_the_whole_way_ends_on_both_sides() -> None:
     files, _ = traced("--until", "finished")
     assert {"tcp/_receiver.py", "link/decode/_receiving_state.py", "link/prefill/_delivery.py"} <= set(files)
+
+
+def test_a_receive_is_followed_until_its_request_is_sent() -> None:
+    files, _ = traced("--until", "requested")
+    assert files[0] == "link/_link.py"
+    assert {"link/decode/_receiving_state.py", "tcp/_grants.py", "wire/_channel.py"} <= set(files)
+    assert not [name for name in files if name.startswith("link/prefill/")]

@@ -1,13 +1,14 @@
-"""Loggers whose handlers cannot break a link."""
+"""Loggers whose handlers cannot break a link, and counts, so that a flood of one thing does not fill the log."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import threading
+from collections import Counter
 from typing import Any
 
-__all__ = ["logger"]
+__all__ = ["Tally", "logger"]
 
 
 class _Log(logging.LoggerAdapter):  # type: ignore[type-arg]  # Python 3.10 has no type arguments here
@@ -30,3 +31,12 @@ def logger(name: str) -> logging.LoggerAdapter[logging.Logger]:
     For code that must go on: a thread of a backend's own that logs would otherwise end with the handler's exception.
     """
     return _Log(logging.getLogger(name), {})
+
+
+class Tally(Counter[str]):
+    """How often something has happened, by kind. Belongs to one thread; any thread may read it."""
+
+    def note(self, kind: str) -> bool:
+        """Count one more of a kind. Returns whether to log it: the 1st, 2nd, 4th, 8th, and so on."""
+        self[kind] += 1
+        return self[kind].bit_count() == 1

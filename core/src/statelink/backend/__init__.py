@@ -6,17 +6,15 @@ of the protocol. Start with `Backend`; the embedded backend in ``statelink.tcp``
 
 from __future__ import annotations
 
-from statelink._logs import logger
-from statelink.plan import Blocks, Move
+from statelink._logs import Tally, logger
+from statelink.plan import Blocks, Move, RegionTable
 from statelink.state import Region
 
 from ._capabilities import ANY, Capabilities, Check, Fence, Probe, Side, SubmitMode, Verdict
-from ._children import close_in_children
 from ._copying import CopyingBackend
 from ._descriptors import pack_descriptors, unpack_descriptors
 from ._ends import Ends
-from ._events import EventDriven, EventLoop
-from ._hooks import hookimpl
+from ._hooks import Moved, RoomReport, hookimpl
 from ._interface import (
     API_VERSION,
     MAX_DESCRIPTOR,
@@ -25,6 +23,8 @@ from ._interface import (
     BackendContext,
     Batch,
     Diagnosing,
+    EventDriven,
+    EventLoop,
     Fencing,
     Landing,
     MemoryKinds,
@@ -32,13 +32,11 @@ from ._interface import (
     Transfer,
     Transports,
 )
-from ._left import leave_in_library
 from ._machine import boot_id
 from ._ports import Ports
+from ._process import close_in_children, leave_in_library
 from ._ranges import Ranges
 from ._raw import RawLibrary, RawTransfers
-from ._regions import RegionTable
-from ._report import Moved, RoomReport
 from ._strategy import (
     DIRECT,
     MAX_PREPARED,
@@ -50,7 +48,6 @@ from ._strategy import (
     SendHook,
     Strategy,
 )
-from ._tally import Tally
 
 __all__ = [
     "ANY",

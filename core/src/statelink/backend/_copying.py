@@ -11,10 +11,10 @@ import msgspec
 
 from statelink._json import decode_json
 from statelink.errors import TransferError
+from statelink.plan import RegionTable
 
 from ._ends import Ends
 from ._interface import Backend, Outcome, Transfer
-from ._regions import RegionTable
 
 if TYPE_CHECKING:
     from statelink.state import Region

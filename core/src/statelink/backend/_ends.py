@@ -10,8 +10,9 @@ import numpy.typing as npt
 from statelink.errors import TransferError
 
 if TYPE_CHECKING:
+    from statelink.plan import RegionTable
+
     from ._interface import Batch
-    from ._regions import RegionTable
 
 __all__ = ["Ends"]
 

@@ -1,24 +1,78 @@
-"""Hooks for pluggy. Any installed package may implement them to add, replace or observe something."""
+"""Hooks for pluggy, and the report of a room. Any installed package may add, replace or observe something with them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import pluggy
+
+from statelink.errors import Reason
 
 if TYPE_CHECKING:
     from typing import Any
 
     from statelink.state import StateType
 
-    from ._report import RoomReport
     from ._strategy import Strategy
 
-__all__ = ["hookimpl", "hookspec"]
+__all__ = ["Moved", "RoomReport", "hookimpl", "hookspec"]
 
 hookspec = pluggy.HookspecMarker("statelink")
 hookimpl = pluggy.HookimplMarker("statelink")
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """How much of one component was moved.
+
+    Attributes:
+        nbytes: Payload bytes.
+        blocks: Blocks handed to the backend; on decode, as the writers report.
+    """
+
+    nbytes: Annotated[int, msgspec.Meta(ge=0)]
+    blocks: Annotated[int, msgspec.Meta(ge=0)]
+
+    def __add__(self, other: Moved) -> Moved:
+        """Both together."""
+        return Moved(self.nbytes + other.nbytes, self.blocks + other.blocks)
+
+
+class RoomReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened to one room, as one side saw it.
+
+    Attributes:
+        room: The request.
+        link: Name of the link.
+        role: ``prefill`` or ``decode``.
+        backend: Name of the backend.
+        transports: For each peer, the transport that carried the bytes, as prefill's backend says; or ``unknown``.
+        status: ``succeeded`` or ``failed``.
+        reason: Why it failed.
+        moved: Per component.
+        tokens: N; 0 while this side does not know.
+        prefix: P.
+        chunks: Pushes that were moved.
+        waited: Seconds from the call that opened the room until both sides knew of it.
+        transferred: Seconds from then until the room ended.
+        ended: When the room ended, in seconds since the epoch; ``None`` while it has not.
+    """
+
+    room: int
+    role: str
+    backend: str
+    status: str
+    reason: Reason | None
+    moved: dict[str, Moved]
+    tokens: int
+    prefix: int
+    chunks: int
+    waited: float
+    transferred: float
+    ended: float | None = None
+    transports: dict[str, str] = {}
+    link: str = ""
 
 
 @hookspec(firstresult=True)

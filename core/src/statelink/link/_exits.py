@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from statelink._logs import logger
-from statelink.backend._left import left_in_libraries
+from statelink.backend._process import left_in_libraries
 from statelink.errors import ClosedError
 
 __all__ = ["AtExit", "opening"]

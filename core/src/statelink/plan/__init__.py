@@ -7,20 +7,17 @@ one rank writes for another. For each request: `required` and `pushed` turn indi
 
 from __future__ import annotations
 
-from ._blocks import Blocks, Cutter
+from ._blocks import Blocks, Cutter, RegionTable
 from ._boxes import Box
 from ._compile import PairPlan, compile_pair
-from ._component_plan import ComponentPlan
-from ._group import NO_LAYER
+from ._component_plan import NO_LAYER, ComponentPlan
 from ._indices import indices_of
-from ._items import Items, OffSpanError, Pages, check_pieces, pushed, required
+from ._items import Items, OffSpanError, Pages, check_pieces, checked_int, pushed, required
 from ._match import differences, match
 from ._move import MAX_BATCH, Move, arrived_bytes, expected_move, plan_move
-from ._numbers import checked_int
 from ._pack import Places, Tile
 from ._page_counts import Tokens, needs_tokens, tokens_of, unknown_pages
-from ._pairing import Due, due
-from ._positions import MAX_TOKENS, held_items, item_positions, required_span
+from ._positions import MAX_TOKENS, Due, due, held_items, item_positions, required_span
 from ._request_content import MAX_CONTENT, checked_content, content_of
 from ._route import Assignment, Share, route
 from ._state_bytes import StateBytes
@@ -43,6 +40,7 @@ __all__ = [
     "Pages",
     "PairPlan",
     "Places",
+    "RegionTable",
     "Shapes",
     "Share",
     "StateBytes",

@@ -11,8 +11,7 @@ from statelink._arguments import shown
 from statelink.errors import RoomError, StateError
 from statelink.state import Component, Coverage, IndexSpace
 
-from ._items import Pages, index_array, item_at
-from ._numbers import checked_int
+from ._items import Pages, checked_int, index_array, item_at
 from ._positions import MAX_TOKENS, held_items, required_span
 
 __all__ = ["indices_of"]

@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from statelink._arguments import whole
 from statelink.errors import RoomError
 
-from ._numbers import checked_int
 from ._positions import MAX_TOKENS, held_items, local, required_span
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ __all__ = [
     "Pages",
     "check_pieces",
     "checked_ids",
+    "checked_int",
     "index_array",
     "item_at",
     "pushed",
@@ -30,7 +31,6 @@ __all__ = [
 ]
 
 I64 = npt.NDArray[np.int64]
-
 INDICES_ONE_BY_ONE = 32
 """Most indices that are looked at one by one, because numpy's calls then take longer."""
 LARGEST_INDEX = 1 << 62
@@ -349,3 +349,12 @@ def checked_ids(component: Component, given: Any) -> I64:
             code="room.indices",
         )
     return raw if listed else raw.astype(np.int64)
+
+
+def checked_int(value: Any, what: str, low: int, high: int, *, code: str = "room.number") -> int:
+    """``value`` as a Python integer in ``[low, high]``.
+
+    Raises:
+        RoomError: It is no whole number, or out of bounds. The error says ``what`` it was meant to be.
+    """
+    return whole(value, what, low, high, error=RoomError, code=code)

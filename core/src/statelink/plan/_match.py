@@ -11,7 +11,7 @@ from statelink.state import Buffer, Component, Difference, Inventory, Layout
 from statelink.state._diff import diff_components
 
 from ._cover import check_cover
-from ._pairing import granule_of
+from ._positions import granule_of
 from ._ranks import check_ranks
 
 __all__ = ["differences", "match"]

@@ -10,16 +10,14 @@ import numpy.typing as npt
 
 from statelink.errors import RoomError
 
-from ._blocks import Blocks
+from ._blocks import PIECE_ELEMENTS, Blocks, table
 from ._items import Items
 from ._pack import Places, Tile, mark, parcels, places
-from ._pairing import Due, Pairs, pair
+from ._positions import Due, Pairs, pair
 from ._state_bytes import StateBytes, state_bytes
-from ._tables import PIECE_ELEMENTS, table
 
 if TYPE_CHECKING:
-    from ._component_plan import ComponentPlan
-    from ._group import Group
+    from ._component_plan import ComponentPlan, Group
 
 __all__ = ["MAX_BATCH", "Move", "arrived_bytes", "expected_move", "plan_move"]
 

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from statelink.errors import RoomError
 
 if TYPE_CHECKING:
-    from ._group import Group
-    from ._pairing import Pairs
+    from ._component_plan import Group
+    from ._positions import Pairs
 
 __all__ = ["Places", "Tile", "mark", "parcels", "places"]
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from statelink.state import Buffer, Component
 
     from ._boxes import Box
-    from ._group import Group
-    from ._pairing import Pairs
+    from ._component_plan import Group
+    from ._positions import Pairs
 
 __all__ = ["StateBytes", "StateParts", "state_bytes"]
 

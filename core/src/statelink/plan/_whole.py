@@ -17,11 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ._blocks import Blocks
-from ._pairing import due, overlap
+from ._positions import due, overlap
 
 if TYPE_CHECKING:
-    from ._component_plan import ComponentPlan
-    from ._group import Group
+    from ._component_plan import ComponentPlan, Group
     from ._items import Items
 
 __all__ = ["Shapes", "Whole"]

@@ -17,8 +17,7 @@ from statelink.errors import StateError
 
 from ._layout import MAX_BYTES, Layout
 from ._overlap import check_apart
-from ._replicas import check_shares
-from ._shares import settle_ints, settle_switches
+from ._shares import check_shares, settle_ints, settle_switches
 from ._types import Coverage, IndexSpace, StateType, state_type
 
 if TYPE_CHECKING:

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from ._channel import Channel
-from ._codec import MAX_EFFORT, decode, encode, pack_items, read_handshake, unpack_items, write_handshake
+from ._codec import (
+    MAX_EFFORT,
+    MAX_FRAME,
+    MAX_HANDSHAKE,
+    MAX_INVENTORY,
+    decode,
+    encode,
+    limit_of,
+    pack_items,
+    read_handshake,
+    unpack_items,
+    write_handshake,
+)
 from ._dialling import Dialling, Trouble
 from ._hosts import check_advertised, check_host, data_hosts, only_this_host
 from ._keys import ENVIRONMENT, Keys, check_private, read_secret
-from ._limits import MAX_FRAME, MAX_HANDSHAKE, MAX_INVENTORY, limit_of
 from ._messages import (
     KINDS,
     MAX_INDICES,

@@ -16,15 +16,13 @@ from statelink._logs import logger
 from statelink.backend import Tally, close_in_children
 from statelink.errors import ConfigError, PeerError, WireError
 
-from ._codec import decode, encode
+from ._codec import MAX_FRAME, SMALL_MESSAGE_BYTES, decode, encode, limit_of
 from ._dialling import Dialling, Trouble
-from ._frames import Frames, Watch
+from ._frames import PART, Frames, Parts, Watch, cut
 from ._hosts import is_interface, numeric, only_this_host
 from ._keys import key_to_url
-from ._limits import MAX_FRAME, SMALL_MESSAGE_BYTES, limit_of
 from ._messages import KINDS, Hello
 from ._open_files import check_descriptors, check_dials
-from ._parts import PART, Parts, cut
 from ._rendezvous import MAX_RANKS
 from ._security import Endpoint, Gate, check_dial, check_listen, host_of, key_of, may_say, parse_endpoint, unbound
 

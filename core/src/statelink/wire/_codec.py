@@ -1,4 +1,7 @@
-"""Encodes messages as frames and decodes them. Every bad frame raises the same error."""
+"""Encodes messages as frames and decodes them. Every bad frame raises the same error.
+
+Each kind of message has a largest size: decoding takes time and memory, and the sender chooses the size.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,64 @@ from statelink.state import state_types
 from statelink.state._effort import SpentError, bounded
 from statelink.state._inventory import MAX_EFFORT
 
-from ._limits import MAX_HANDSHAKE, MAX_INVENTORY, SMALL_MESSAGE_BYTES, limit_of
-from ._messages import KINDS, Failed, Few, Handshake, ItemList, Message, Name, Refuse
-from ._rendezvous import RENDEZVOUS_KINDS
+from ._messages import (
+    KINDS,
+    MAX_INDICES,
+    Attach,
+    Chunk,
+    Failed,
+    Few,
+    Finished,
+    Handshake,
+    Hello,
+    ItemList,
+    Message,
+    Name,
+    Note,
+    Refuse,
+    Request,
+    Welcome,
+)
+from ._rendezvous import RENDEZVOUS_KINDS, Browsed, Resolved
 
-__all__ = ["MAX_EFFORT", "decode", "encode", "pack_items", "read_handshake", "unpack_items", "write_handshake"]
+__all__ = [
+    "MAX_EFFORT",
+    "MAX_FRAME",
+    "MAX_HANDSHAKE",
+    "MAX_INVENTORY",
+    "SMALL_MESSAGE_BYTES",
+    "decode",
+    "encode",
+    "limit_of",
+    "pack_items",
+    "read_handshake",
+    "unpack_items",
+    "write_handshake",
+]
+
+MAX_FRAME = 256 << 10
+"""Most bytes of one frame. ZeroMQ disconnects a peer that sends a larger one. Larger messages are sent in parts."""
+SMALL_MESSAGE_BYTES = 16 << 10
+"""Most bytes of a message without a list. A peer that has not introduced itself may send only `Hello` beyond this."""
+MAX_INVENTORY = 4 << 20
+"""Most bytes of an encoded inventory."""
+MAX_HANDSHAKE = MAX_INVENTORY + MAX_DESCRIPTOR + (1 << 20)
+"""Most bytes of an encoded handshake."""
+
+_LIMITS: dict[type[Message], int] = {
+    Hello: MAX_HANDSHAKE + SMALL_MESSAGE_BYTES,
+    Welcome: MAX_HANDSHAKE + SMALL_MESSAGE_BYTES,
+    Attach: 2 * MAX_INVENTORY,  # it names at most as many buffers as an inventory has
+    Request: 8 * MAX_INDICES + (4 << 20),
+    # A line for each component, or a reason at its longest.
+    Chunk: 2 << 20,
+    Finished: 2 << 20,
+    Failed: 2 << 20,
+    Refuse: 2 << 20,
+    Note: 128 << 10,
+    Resolved: 8 << 20,
+    Browsed: 8 << 20,  # names may be longer in bytes than in characters
+}
 
 _encoder = msgspec.msgpack.Encoder()
 _kind_of = {type_: kind for kind, type_ in {**KINDS, **RENDEZVOUS_KINDS}.items()}
@@ -27,6 +83,11 @@ _decoders = {type_: msgspec.msgpack.Decoder(type_) for type_ in _kind_of}
 _indices = np.dtype("<i8")
 _native = _indices == np.dtype(np.int64)
 """Whether this machine keeps indices as messages have them."""
+
+
+def limit_of(kind: type[Message]) -> int:
+    """Most bytes of the body of a message of a kind."""
+    return _LIMITS.get(kind, SMALL_MESSAGE_BYTES)
 
 
 def encode(message: Message) -> list[bytes]:

@@ -8,10 +8,19 @@ from __future__ import annotations
 
 from ._descriptor import Descriptor, Located, session
 from ._errors import torch_place, unreachable, unregistered
-from ._ledger import Ledger, Posted, Remote
-from ._machine import Ended, elsewhere, environment, lacking, loads, needs, on_machine, rdma_devices, settings
-from ._pinning import check_pinnable
-from ._posting import PostingBackend
+from ._ledger import Ledger, Posted, PostingBackend, Remote
+from ._machine import (
+    Ended,
+    check_pinnable,
+    elsewhere,
+    environment,
+    lacking,
+    loads,
+    needs,
+    on_machine,
+    rdma_devices,
+    settings,
+)
 
 __all__ = [
     "Descriptor",

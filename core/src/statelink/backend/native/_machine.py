@@ -1,4 +1,4 @@
-"""Checks of the machine, and trials in a process of their own, for plugins over native libraries."""
+"""Checks of the machine and of memory, and trials in a process of their own, for plugins over native libraries."""
 
 from __future__ import annotations
 
@@ -7,15 +7,25 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from statelink.backend._capabilities import Check, Verdict
 from statelink.backend._machine import on_machine, seen_in
+from statelink.errors import TransferError
+from statelink.pointers import lockable, on_disk, pinned, read_map
+
+from ._errors import unregistered
+
+if TYPE_CHECKING:
+    from statelink.state import Region
 
 __all__ = [
     "Ended",
+    "check_pinnable",
     "elsewhere",
     "environment",
     "lacking",
@@ -147,3 +157,38 @@ def _text(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
+
+
+def check_pinnable(regions: Sequence[Region], *, backend: str, library: str | None = None) -> None:
+    """Refuse host memory that Linux does not pin for a network card that writes to it.
+
+    Reads the process's memory map once, and its limit on locked memory. It does not ask drivers about device memory.
+    Memory that passes may still be refused by the card. Never blocks. Safe from any thread.
+
+    Args:
+        regions: The regions that are to be registered.
+        backend: Name of the backend, for the error.
+        library: Name and version of its library, for the error.
+
+    Raises:
+        TransferError: A part of a region is not mapped for reading and writing, or is mapped from a file on a disk. Or
+            all regions, together with what is pinned, are more than this process may lock.
+    """
+    host = {number: each for number, each in enumerate(regions) if each.kind == "dram"}
+    map_, most = read_map(), lockable()
+    if not host or map_ is None:
+        return
+    first = np.array([each.address for each in host.values()], np.uint64)
+    for (number, region), reached in zip(host.items(), map_.reach(first, "rw").tolist(), strict=True):
+        if reached < region.address + region.nbytes:
+            there = map_.at(reached) or "nothing is mapped there"
+            cause = f"byte {reached - region.address} of it is not mapped for reading and writing: {there}"
+            raise unregistered(number, region, cause, backend=backend, library=library)
+        files = [str(each) for each in map_.over(region.address, region.nbytes) if on_disk(each)]
+        if files:
+            cause = f"some of it is mapped from a file on a disk: {files[0]}"
+            raise unregistered(number, region, cause, backend=backend, library=library)
+    wanted, before = sum(each.nbytes for each in host.values()), pinned()
+    if 0 <= most < wanted + before:
+        cause = f"it is {wanted >> 10} KiB, {before >> 10} KiB are pinned, and this process may lock {most >> 10} KiB"
+        raise TransferError("host memory could not be registered", cause=cause, backend=backend, library=library)

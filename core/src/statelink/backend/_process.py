@@ -1,12 +1,17 @@
-"""Keeps sockets of a process out of the children that are forked from it."""
+"""What a backend leaves in its process: threads in a library, and sockets that forked children would have."""
 
 from __future__ import annotations
 
 import os
 import weakref
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-__all__ = ["HasDescriptor", "close_in_children"]
+if TYPE_CHECKING:
+    import threading
+
+__all__ = ["HasDescriptor", "close_in_children", "leave_in_library", "left_in_libraries"]
+
+_threads: list[threading.Thread] = []
 
 
 class HasDescriptor(Protocol):
@@ -53,3 +58,21 @@ def _close_all() -> None:
 
 
 os.register_at_fork(after_in_child=_close_all)
+
+
+def leave_in_library(thread: threading.Thread) -> None:
+    """Note a daemon thread that may still be in a call of a library when its backend has been closed. Any thread.
+
+    When the interpreter ends, it stops such a thread as it comes back from the library, which aborts the process if the
+    library is written in C++. So the exit of the process waits a few seconds for the thread. If the thread does not
+    end, the exit says its name, and ends the process without what libraries would do at its end.
+
+    Args:
+        thread: The thread, which was started. It is kept until it has ended.
+    """
+    _threads[:] = [*left_in_libraries(), thread]
+
+
+def left_in_libraries() -> list[threading.Thread]:
+    """The threads that have not ended. Any thread."""
+    return [thread for thread in list(_threads) if thread.is_alive()]

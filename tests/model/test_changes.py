@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from statelink.link import Status, _changed_rooms
+from statelink.link import Status, _room_table
 from statelink.link._room_table import RoomTable
 
 ROOMS, CHANGES = 8, 20_000
@@ -113,7 +113,7 @@ def test_a_change_that_was_taken_early_ends_no_later_wait(monkeypatch: pytest.Mo
     assert len(found) == 1
 
 
-def test_changed_rooms_come_in_order_and_once() -> None:
+def test_room_table_come_in_order_and_once() -> None:
     table, rooms = table_of(3)
     for place in (2, 0, 2, 1):
         table.changed(rooms[place][0])
@@ -124,7 +124,7 @@ def test_changed_rooms_come_in_order_and_once() -> None:
 
 
 def test_the_oldest_changes_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_changed_rooms, "UNTAKEN_ROOMS", 2)
+    monkeypatch.setattr(_room_table, "UNTAKEN_ROOMS", 2)
     table, rooms = table_of(4)
     for state, _ in rooms:
         table.changed(state)

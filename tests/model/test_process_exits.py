@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from statelink.backend import Fence
-from statelink.link.decode._in_flight import Proof
-from statelink.link.decode._process_exits import ProcessExits
+from statelink.link.decode._in_flight import ProcessExits, Proof
 from statelink.registry import load_backend
 
 

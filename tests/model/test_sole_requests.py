@@ -21,7 +21,7 @@ from .shape import Shape
 from .world import World, running
 
 if TYPE_CHECKING:
-    from statelink.link.prefill._decode_rank import DecodeRank
+    from statelink.link.prefill._decode_ranks import DecodeRank
     from statelink.wire import Message, Request
 
 SEEDS, STEPS = 12, 2500

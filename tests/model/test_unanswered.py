@@ -11,7 +11,7 @@ from tests.helpers.links import link_of
 from tests.link.decode.test_unanswered import free
 
 from statelink import Status
-from statelink.link.decode import _unanswered
+from statelink.link.decode import _look_up
 from statelink.wire import Trouble
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def test_the_log_says_so_after_a_while(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for each stage in which an instance waits, not with every beat."""
-    monkeypatch.setattr(_unanswered, "UNANSWERED_SECONDS", 0.3)
+    monkeypatch.setattr(_look_up, "UNANSWERED_SECONDS", 0.3)
     caplog.set_level(logging.WARNING, "statelink.link")
     with link_of("decode", heartbeat=0.05) as link:
         address = free()

@@ -21,7 +21,7 @@ from statelink.link._room_state import RoomState
 from statelink.link.decode import _attaching
 from statelink.link.decode._instance import Instance
 from statelink.link.prefill import _decode_ranks
-from statelink.link.prefill._decode_rank import DecodeRank
+from statelink.link.prefill._decode_ranks import DecodeRank
 
 from .library import AFTERLIFE, Flight
 from .network import Connection, Frames, Network

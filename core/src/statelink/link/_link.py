@@ -16,9 +16,8 @@ from statelink.wire import parse_endpoint
 
 from ._control import Control
 from ._exits import AtExit
-from ._inspect import Inspection
+from ._inspect import Inspection, snapshot
 from ._room_table import RoomTable, closed, suspended, unfinished
-from ._snapshot import snapshot
 from ._switch_interval import SwitchInterval
 from .decode import DecodeRole, Receiving
 from .peers import can_receive, can_send

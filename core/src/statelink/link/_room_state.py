@@ -11,7 +11,7 @@ from statelink.backend import Moved, RoomReport
 from statelink.errors import Reason
 from statelink.hints import MORE_THREADS
 
-from ._diagnostics import PeerInfo, with_standing
+from ._reasons import PeerInfo, with_standing
 from ._room_memory import RoomMemory
 from ._status import ENDED, FOLLOWS, Status
 from .runtime import Flag

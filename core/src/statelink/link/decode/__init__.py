@@ -14,7 +14,7 @@ threads, too, and post their results.
 
 from __future__ import annotations
 
-from ._process_exits import LANDING_ROUND_SECONDS
+from ._in_flight import LANDING_ROUND_SECONDS
 from ._receiving import Receiving
 from ._role import DecodeRole
 

@@ -15,8 +15,7 @@ from ._part import Part, plan_instance
 if TYPE_CHECKING:
     from statelink.link._context import Context
 
-    from ._instance import Instance
-    from ._prefill_rank import PrefillRank
+    from ._instance import Instance, PrefillRank
 
 __all__ = ["Attaching"]
 

@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, Any
 from statelink import wire
 from statelink._logs import logger
 from statelink.errors import ConfigError, PeerError, Reason
-from statelink.link._diagnostics import seconds_since
+from statelink.link._reasons import seconds_since
 from statelink.link.peers import InstanceEvent, InstanceState, can_send, check_peer, is_sibling
 
 from ._attaching import Attaching
 from ._instance import Instance
-from ._look_up import LookUp
-from ._unanswered import Unanswered
+from ._look_up import LookUp, Unanswered
 
 if TYPE_CHECKING:
     from statelink.link._context import Context
     from statelink.link.peers import Peer
 
-    from ._prefill_rank import PrefillRank
+    from ._instance import PrefillRank
 
 __all__ = ["Instances"]
 

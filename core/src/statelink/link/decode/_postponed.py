@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from statelink.errors import Reason
     from statelink.link._context import Context
 
-    from ._instance import Instance
-    from ._prefill_rank import PrefillRank
+    from ._instance import Instance, PrefillRank
     from ._unmet import UnmetUses
 
 __all__ = ["Declines", "Leases"]

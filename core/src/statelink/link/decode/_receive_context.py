@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from statelink.link.runtime import Flag
     from statelink.plan import ComponentPlan, Items, Move
 
-    from ._accepted import Accepted
-    from ._prefill_rank import PrefillRank
+    from ._instance import PrefillRank
+    from ._receiving import Accepted
 
 __all__ = ["ReceiveHookContext"]
 

@@ -7,11 +7,10 @@ from collections.abc import Callable, Container, Iterator
 from typing import TYPE_CHECKING
 
 from statelink import wire
-from statelink.link._diagnostics import PeerInfo, hooks_wait_for
+from statelink.link._reasons import PeerInfo, hooks_wait_for, reason_of
 from statelink.link._room_state import RoomState
 from statelink.link._status import ENDED, Status
 from statelink.link.peers import InstanceState
-from statelink.link.runtime import reason_of
 
 from ._in_flight import Proof
 from ._writer import Writer
@@ -21,10 +20,9 @@ if TYPE_CHECKING:
     from statelink.link._context import Context
     from statelink.link._room_table import RoomTable
 
-    from ._accepted import Accepted
-    from ._instance import Instance
+    from ._instance import Instance, PrefillRank
     from ._postponed import Declines
-    from ._prefill_rank import PrefillRank
+    from ._receiving import Accepted
     from ._unmet import UnmetUses
 
 __all__ = ["AboutRoom", "ReceivingState"]

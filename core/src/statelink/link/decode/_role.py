@@ -13,10 +13,9 @@ from statelink.link._room_state import room_reason
 from statelink.link._room_table import Rooms
 from statelink.plan import needs_tokens, unknown_pages
 
-from ._in_flight import Proof
+from ._in_flight import ProcessExits, Proof
 from ._instances import Instances
 from ._postponed import Declines, Leases
-from ._process_exits import ProcessExits
 from ._receiving import Receiving
 from ._receiving_state import AboutRoom, ReceivingState
 from ._unmet import UnmetUses
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
     from statelink.link._room_table import RoomTable
     from statelink.link.peers import Peer
 
-    from ._accepted import Accepted
-    from ._prefill_rank import PrefillRank
+    from ._instance import PrefillRank
+    from ._receiving import Accepted
 
 __all__ = ["DecodeRole"]
 

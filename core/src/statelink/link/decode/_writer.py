@@ -11,9 +11,9 @@ import msgspec
 from statelink import wire
 from statelink.backend import MAX_PREPARED, UNKNOWN, Arrival, Moved, ReceiveHook, Transfer
 from statelink.errors import Reason, StatelinkError
+from statelink.link._reasons import BackendDefect
 from statelink.link._room_state import room_reason
 from statelink.link._verify import differing
-from statelink.link.runtime import BackendDefect
 
 from ._in_flight import Proof, WriterInFlight
 from ._receive_context import ReceiveHookContext
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from statelink.link._context import Context
     from statelink.link.runtime import Flag
 
-    from ._accepted import Accepted
-    from ._prefill_rank import PrefillRank
+    from ._instance import PrefillRank
+    from ._receiving import Accepted
 
 __all__ = ["Writer"]
 

@@ -8,13 +8,19 @@ and end connections of the backend, and ask the rendezvous.
 
 from __future__ import annotations
 
-from ._connections import Connection, Connections
-from ._handshake import can_receive, can_send, check_peer, is_sibling
+from ._connections import (
+    Carrier,
+    Connection,
+    Connections,
+    check_transport,
+    known_transport,
+    tells_transport,
+    transport_of,
+)
+from ._handshake import MAX_WAITING, HandshakeReader, HeldHellos, can_receive, can_send, check_peer, is_sibling
 from ._process import Witness, this_process
-from ._reader import MAX_WAITING, HandshakeReader, HeldHellos
 from ._rendezvous import Explaining, Naming, Peer, Rendezvous, StaticRendezvous, find_siblings
 from ._states import DECODE_RANK, INSTANCE, InstanceEvent, InstanceState, RankEvent, RankState
-from ._transport import Carrier, check_transport, known_transport, tells_transport, transport_of
 
 __all__ = [
     "DECODE_RANK",

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from statelink.errors import Reason
     from statelink.wire import Channel, Request
 
-    from ._decode_rank import DecodeRank
-    from ._decode_ranks import DecodeRanks
+    from ._decode_ranks import DecodeRank, DecodeRanks
     from ._pending import Asked, PendingRequests
     from ._sending_state import SendingState
     from ._tombstones import GivenUp, Tombstones

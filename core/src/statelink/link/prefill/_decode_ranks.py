@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statelink import wire
 from statelink._logs import logger
-from statelink.backend import RegionTable
+from statelink.backend import UNKNOWN, RegionTable
 from statelink.errors import MismatchError, Reason, WireError
-from statelink.link._diagnostics import seconds_since
+from statelink.link._reasons import PeerInfo, seconds_since
 from statelink.link.peers import (
+    DECODE_RANK,
     MAX_WAITING,
+    Carrier,
     HeldHellos,
     RankEvent,
     RankState,
@@ -21,16 +23,19 @@ from statelink.link.peers import (
     check_transport,
     is_sibling,
     known_transport,
+    tells_transport,
+    transport_of,
 )
 from statelink.plan import PairPlan, compile_pair
 
-from ._decode_rank import DecodeRank
 from ._line import Line
 
 if TYPE_CHECKING:
+    from statelink.backend import Backend
     from statelink.link._context import Context
+    from statelink.link.peers import Connection
 
-__all__ = ["DecodeRanks", "Refusal"]
+__all__ = ["DecodeRank", "DecodeRanks", "Refusal"]
 
 log = logger("statelink.link")
 
@@ -39,6 +44,101 @@ MAX_PEERS = 4096
 FIND_OUT_SECONDS = 2.0
 """Seconds that a link of the role ``both`` gives its backend to find out a peer's transport, where one is required. Its
 backend may have connected before the peer's was ready."""
+
+
+class DecodeRank:
+    """A decode rank that introduced itself. Any thread may read it.
+
+    The control thread changes it, except that the job which attaches it sets the witness, on a data thread.
+
+    Args:
+        handshake: Its handshake.
+        regions: Its region table, for checks.
+        backend: This side's backend.
+        now: When it introduced itself.
+
+    Attributes:
+        name: Its link name.
+        state: How far it is.
+        asked: The part that it named last.
+        plan: What this rank writes for it; set once it is attached and the backend reaches it.
+        connection: This side's connection to it, once it named this rank's part.
+        line: The pushes to it; set with the plan.
+        witness: Tells whether its process has ended; ``None`` where that cannot be seen from here.
+        expected: Decode ranks of its instance that ask this rank for each room; before it is attached, all of them.
+        heard: When its last message came.
+        since: When it introduced itself.
+        has_pong: Whether a Pong was sent to it since the last heartbeat.
+    """
+
+    def __init__(self, handshake: wire.Handshake, regions: RegionTable, backend: Backend, now: float) -> None:
+        self.handshake = handshake
+        self.name = handshake.link
+        self.regions = regions
+        self.heard = now
+        self.since = now
+        self.state = RankState.GREETED
+        self.asked: wire.Attach | None = None
+        self.plan: PairPlan | None = None
+        self.connection: Connection | None = None
+        self.witness: Witness | None = None
+        self.line: Line | None = None
+        self.expected = handshake.inventory.ranks
+        self._backend = backend
+        self.has_pong = True
+
+    @property
+    def exited(self) -> bool:
+        """Whether it is proven that its process has ended."""
+        return self.witness is not None and self.witness.ended()
+
+    @property
+    def info(self) -> PeerInfo:
+        """What diagnostics say of it."""
+        return PeerInfo(self.name, self.handshake.inventory.rank, self.heard)
+
+    def transport(self) -> str:
+        """The transport that carries this side's bytes to it, as far as the backend knows it. Any thread."""
+        return self.carrier().transport
+
+    def carrier(self) -> Carrier:
+        """The same, with what is wrong with the backend's answer. Any thread."""
+        connection = self.connection
+        made = connection is not None and connection.made
+        return transport_of(self._backend, self.name) if made else Carrier(UNKNOWN)
+
+    def finds_out(self) -> bool:
+        """Whether the backend tells the transport, and does not know it yet. Any thread."""
+        return self.transport() == UNKNOWN and tells_transport(type(self._backend))
+
+    def step(self, event: RankEvent) -> bool:
+        """Take the step that an event leads to. Returns whether the table has one for the present state."""
+        state = DECODE_RANK[self.state].get(event)
+        if state is None:
+            return False
+        self.state = state
+        return True
+
+    def count_sleep(self, late: float) -> None:
+        """Do not count the seconds for which this process did not run as silence of the rank."""
+        self.heard += late
+
+    def needs_pong(self) -> bool:
+        """Whether it got no Pong since the last call of this method."""
+        needed, self.has_pong = not self.has_pong, False
+        return needed
+
+    def attach(self, plan: PairPlan, expected: int, line: Line) -> None:
+        """Note that it is attached.
+
+        Args:
+            plan: What this rank writes for it.
+            expected: Decode ranks of its instance that ask this rank for each room.
+            line: Takes the pushes to it, unless it was attached before.
+        """
+        self.line = self.line or line
+        self.plan = plan
+        self.expected = expected
 
 
 class Refusal(NamedTuple):

@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from statelink.link.runtime import Job
     from statelink.plan import PairPlan
 
-    from ._decode_rank import DecodeRank
+    from ._decode_ranks import DecodeRank
     from ._line import Line
-    from ._push import Push
-    from ._pushes import PushResult
+    from ._push import Push, PushResult
 
 __all__ = ["Delivery"]
 

@@ -20,9 +20,10 @@ from statelink.backend import Side
 
 if TYPE_CHECKING:
     from statelink.backend import Transfer
-    from statelink.link.runtime import Loop, Moving, Workers
+    from statelink.link.runtime import Loop, Workers
 
-    from ._decode_rank import DecodeRank
+    from ._decode_ranks import DecodeRank
+    from ._push import Moving
 
 __all__ = ["DeliveryInFlight", "RequestId", "UsesInFlight"]
 

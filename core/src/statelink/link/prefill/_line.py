@@ -8,16 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from statelink.backend import Batch, SubmitMode, Transfer
-from statelink.link.runtime import Until, submit_together
 
-from ._pace import Began, Pace
-from ._pushes import Waiting
+from ._pace import Began, Pace, submit_together
+from ._push import Until, Waiting
 
 if TYPE_CHECKING:
     from statelink.link._context import Context
 
-    from ._push import Push
-    from ._pushes import Pushes, Then
+    from ._push import Push, Pushes, Then
 
 __all__ = ["Line"]
 

@@ -1,4 +1,4 @@
-"""How much to one peer is under way in the library at once, from how much it was seen to take."""
+"""Batches to one peer: how they are submitted, and how large the next is, from how much the peer was seen to take."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Began", "Pace"]
+from statelink.backend import Backend, Batch, Blocks, Transfer
+from statelink.errors import StatelinkError
+from statelink.link._reasons import BackendDefect
+
+__all__ = ["Began", "Pace", "submit_together"]
 
 QUEUE_SECONDS = 3e-3
 """For so long, what comes later may wait in the library for what is under way."""
@@ -186,3 +190,44 @@ class Pace:
 
     def _set_window(self) -> None:
         self._window = max(int(self._batches * self.batch_bytes), self._line)
+
+
+def submitted(backend: Backend, peer: str, batch: Batch) -> Transfer | BaseException:
+    """Submit a batch to a peer. Blocks as the backend's ``submit`` does.
+
+    Returns:
+        Its transfer; or what ``submit`` raised, which is a `BackendDefect` unless the contract allows it.
+    """
+    try:
+        made: object = backend.submit(peer, batch)
+    except StatelinkError as error:
+        return error  # by contract, nothing of the batch was or will be moved
+    except BaseException as error:
+        defect = BackendDefect()
+        defect.__cause__ = error
+        return defect
+    if isinstance(made, Transfer):
+        return made
+    return BackendDefect.returned(backend, "`submit` returned", made, "a Transfer")
+
+
+def submit_together(backend: Backend, peer: str, batches: Sequence[Batch]) -> list[Transfer | BaseException]:
+    """Submit batches to a peer. Several go as one. Blocks as the backend's ``submit`` does.
+
+    If the backend refuses them as one, they are submitted one by one, so that a bad one fails alone.
+
+    Args:
+        backend: The backend.
+        peer: Link name of the destination.
+        batches: Writes, all of which were checked against the same tables. If the backend does not declare
+            ``joins_rooms``, at most one.
+
+    Returns:
+        For each batch what `submitted` returns. Batches may share a transfer.
+    """
+    if len(batches) > 1:
+        blocks = Blocks.concatenate([each.blocks for each in batches])
+        answer = submitted(backend, peer, Batch(blocks, 0, 0, batches[0].checked))
+        if not isinstance(answer, StatelinkError):
+            return [answer] * len(batches)
+    return [submitted(backend, peer, each) for each in batches]

@@ -1,164 +1,43 @@
-"""Moves the pushes of one delivery: plans them, calls their send hooks and submits their blocks."""
+"""Moves the pushes of one delivery: plans them, calls their send hooks, and lists batches that the `Line` submits."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Generator, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from statelink.backend import Batch, Blocks, Moved
-from statelink.errors import RoomError
-from statelink.link._hook_context import HookContext
+from statelink.backend import Backend, Batch, Blocks, Moved, Outcome, Side, Transfer
+from statelink.errors import TransferError
+from statelink.link._reasons import BackendDefect, reason_of
 from statelink.link._verify import digest_of, packed
 from statelink.link.peers import check_transport
-from statelink.link.runtime import Moving, move, reason_of
-from statelink.plan import MAX_BATCH, ComponentPlan, Move, Whole, plan_move
+from statelink.plan import ComponentPlan, Cutter, Move, RegionTable, Whole, plan_move
 
 from ._covered import Covered
-from ._pushes import Pushes, PushResult, Then
+from ._push import Moving, Pushes, PushResult, Then, Until
+from ._send_hooks import Payload, SendHookContext
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
-    from statelink.backend import SendHook, Transfer
+    from statelink.backend import SendHook
     from statelink.errors import Reason
     from statelink.link._context import Context
-    from statelink.link.runtime import Steps, Until
+    from statelink.link.runtime import Flag
     from statelink.plan import Items, PairPlan
     from statelink.wire import Request
 
-    from ._decode_rank import DecodeRank
+    from ._decode_ranks import DecodeRank
     from ._line import Line
     from ._push import Push
 
 __all__ = ["Pusher"]
 
-
-class SendHookContext(HookContext):
-    """The `statelink.backend.SendContext` of one component of one room and peer.
-
-    Args:
-        context: The link's parts.
-        request: The peer's request.
-        peer: The peer's link name.
-        component: The component.
-        line: The peer's line.
-        pusher: Whose hook it is. A weak reference: pusher, hook and context would be a cycle, and a hook may keep this.
-    """
-
-    __slots__ = ("_line", "_pusher", "strategy")
-
-    def __init__(
-        self,
-        context: Context,
-        request: Request,
-        peer: str,
-        component: str,
-        line: Line,
-        pusher: weakref.ref[Pusher],
-    ) -> None:
-        super().__init__(context, request.room, request.generation, peer, component)
-        self.strategy = context.strategies[component].name
-        self._line = line
-        self._pusher = pusher
-
-    def wake(self) -> None:
-        """See `statelink.backend.SendContext.wake`. Any thread; the hook is called again by a job."""
-        pusher = self._pusher()
-        if pusher is not None:
-            self._line.wake(pusher)
-
-
-class Payload:
-    """Joins the blocks of all components of a push to one stream, checks it against the plan, and counts it.
-
-    A batch counts once the backend has all of it. Belongs to the jobs with the peer's key.
-
-    Args:
-        hooks: Send hook per component.
-        context_of: The context of a component's hook.
-        elsewhere: Components whose bytes do not go to decode's items.
-        limit: Most blocks of a batch.
-        peer: The destination's name, for errors.
-
-    Attributes:
-        moved: Per component, the bytes and blocks that count so far.
-    """
-
-    def __init__(
-        self,
-        hooks: Mapping[str, SendHook],
-        context_of: Callable[[str], SendHookContext],
-        elsewhere: Collection[str],
-        limit: int,
-        peer: str,
-    ) -> None:
-        self.moved: dict[str, Moved] = {}
-        self._hooks = hooks
-        self._context_of = context_of
-        self._elsewhere = elsewhere
-        self._limit = min(limit, MAX_BATCH)
-        self._peer = peer
-        self._waiting: list[Blocks] = []
-        self._tally: list[tuple[str, int, int]] = []
-
-    def blocks(self, moves: list[Move]) -> Iterator[Blocks | None]:
-        """Batches of blocks for `move`; ``None`` where a hook has to wait.
-
-        Small batches of neighbouring components are joined, since a submission costs more than a block.
-
-        Raises:
-            RoomError: A strategy that writes in place yields more or fewer bytes than planned (``room.bytes``).
-        """
-        count = 0
-        for piece in moves:
-            name, nbytes = piece.component, 0
-            in_place = name not in self._elsewhere
-            for blocks in self._hooks[name].blocks(self._context_of(name), piece):
-                if blocks is None:
-                    yield from self._flushed()
-                    yield None
-                    count = 0
-                    continue
-                total, size = blocks.total, blocks.count
-                nbytes += total
-                if in_place and nbytes > piece.nbytes:
-                    raise self._unlike(piece, f"more than {piece.nbytes}")
-                if count + size > self._limit:
-                    yield from self._flushed()
-                    count = 0
-                self._waiting.append(blocks)
-                self._tally.append((name, total if in_place else 0, size))
-                count += size
-            if in_place and nbytes != piece.nbytes:
-                raise self._unlike(piece, str(nbytes))
-            if not in_place:  # count the planned bytes: the receive hook checks that they arrived
-                self._tally.append((name, piece.nbytes, 0))
-        yield from self._flushed()
-
-    def _flushed(self) -> Iterator[Blocks]:
-        """Yield what waits as one batch, and count it once the caller comes back for more."""
-        waiting, self._waiting = self._waiting, []
-        tally, self._tally = self._tally, []
-        if waiting:
-            yield Blocks.concatenate(waiting)
-        for name, nbytes, blocks in tally:
-            before = self.moved.get(name)
-            here = Moved(nbytes, blocks)
-            self.moved[name] = here if before is None else before + here
-
-    def _unlike(self, piece: Move, handed: str) -> RoomError:
-        name = piece.component
-        return RoomError(
-            "a strategy does not move what the plan says",
-            cause=f"{piece.nbytes} bytes of component {name!r} are planned for a push, {handed} were handed over",
-            hint="blocks() of its send hook yields every block of the move once, and no other",
-            component=name,
-            peer=self._peer,
-            strategy=self._context_of(name).strategy,
-            code="room.bytes",
-        )
+Result = TypeVar("Result")
+Steps = Generator[Batch | Until, Transfer | None, Result]
+"""What waits without a thread. It yields a batch, or what it waits for. A batch is answered by sending its transfer, by
+sending ``None`` if nobody submits it because the room was cancelled, or by throwing what ``submit`` raised."""
 
 
 class Pusher(Pushes):
@@ -358,3 +237,138 @@ def _moved(whole: Whole) -> dict[str, Moved]:
     """The bytes and blocks of each component of a push that is listed as a whole."""
     each = zip(whole.granules, whole.nbytes, whole.counts, strict=True)
     return {name: Moved(nbytes, blocks) for name, nbytes, blocks in each}
+
+
+def move(
+    backend: Backend,
+    peer: str,
+    parts: Iterable[Blocks | None],
+    *,
+    room: int,
+    generation: int,
+    tables: tuple[RegionTable, RegionTable],
+    piece: Callable[[int], int],
+    cancelled: Flag,
+) -> Steps[Moving]:
+    """Write batches to a peer and wait until they are visible there.
+
+    Args:
+        backend: The backend.
+        peer: Link name of the destination.
+        parts: Batches of blocks. ``None`` means: wait until every batch before is visible; the next may take a while.
+        room: The room id.
+        generation: The generation of its use.
+        tables: Region tables of the source and of the destination.
+        piece: Says how many of the bytes that are left of a batch of blocks are given to the backend next.
+        cancelled: Set by the control thread when the room failed. Then no transfer is started or waited for any more.
+    """
+    limits = backend.capabilities
+    checked = tables[0].key, tables[1].key
+    running: list[Transfer] = []
+    nbytes = blocks = 0
+    reason: Reason | None = None
+    unsettled: frozenset[Side] = frozenset()
+    strays: list[Transfer] = []
+    try:
+        for part in parts:
+            if part is None:
+                if running:
+                    running = yield from _ends(backend, cancelled, running)
+                elif not cancelled.raised:  # nothing would resume it after it was cancelled
+                    yield Until.WOKEN
+                if cancelled.raised:
+                    return Moving(nbytes, blocks, reason, pending=tuple(running))
+                continue
+            tables[0].check("here", part.source, part.nbytes, part.source_region)
+            tables[1].check("by the peer", part.target, part.nbytes, part.target_region)
+            left = part.total
+            cutter: Cutter | None = None
+            while left:
+                if running:
+                    running = _left(backend, running)
+                if cancelled.raised:
+                    return Moving(nbytes, blocks, reason, pending=tuple(running))
+                size = piece(left)
+                if cutter is None and (size < left or len(part.nbytes) > limits.max_blocks):
+                    cutter = Cutter(part.narrow(size), limits.max_blocks)
+                taken = part if cutter is None else cutter.take(size)
+                transfer = yield Batch(taken, room, generation, checked, taken is not part)
+                if transfer is None:
+                    return Moving(nbytes, blocks, reason, pending=tuple(running))
+                running.append(transfer)
+                size = left if taken is part else taken.total
+                left -= size
+                nbytes += size
+                blocks += len(taken.nbytes)
+    except GeneratorExit:
+        raise  # this generator was closed: its result is not needed
+    except BaseException as error:
+        reason = reason_of(error, backend=backend.name, peer=peer)
+        if isinstance(error, BackendDefect):
+            unsettled, running = frozenset(Side), _running(running)
+        elif isinstance(error, _Failed):
+            running, strays = error.running, [*error.strays]
+    while running and not cancelled.raised:
+        try:
+            running = yield from _ends(backend, cancelled, running)
+        except GeneratorExit:
+            raise
+        except _Failed as failed:
+            reason = reason or reason_of(failed, backend=backend.name, peer=peer)
+            running = failed.running
+            strays += failed.strays
+        except BaseException as error:  # ``poll`` raised: it is not known how they end, and they are polled later
+            if isinstance(error, BackendDefect):
+                unsettled, running = frozenset(Side), _running(running)
+            reason = reason or reason_of(error, backend=backend.name, peer=peer)
+            break
+    return Moving(nbytes, blocks, reason, unsettled, tuple(running), tuple(strays))
+
+
+class _Failed(TransferError):
+    """Transfers failed.
+
+    Attributes:
+        running: Those that have not ended.
+        strays: Those that failed and are not settled.
+    """
+
+    def __init__(self, what: str, cause: str, running: list[Transfer], strays: list[Transfer]) -> None:
+        super().__init__(what, cause=cause)
+        self.running = running
+        self.strays = strays
+
+
+def _ends(backend: Backend, cancelled: Flag, running: list[Transfer]) -> Generator[Until, None, list[Transfer]]:
+    """Wait until transfers have ended, or the room was cancelled. Returns those that still run. Raises as `_left`."""
+    while (running := _left(backend, running)) and not cancelled.raised:
+        yield Until.ENDED
+    return running
+
+
+def _left(backend: Backend, running: list[Transfer]) -> list[Transfer]:
+    """The transfers that have not ended. Each outcome is read once, since a thread of the backend may set it meanwhile.
+
+    Raises:
+        _Failed: One of the others failed.
+        BackendDefect: An outcome is no `Outcome`.
+    """
+    left: list[Transfer] = []
+    failed: list[tuple[Transfer, Outcome]] = []
+    for transfer in running:
+        outcome = transfer.outcome
+        if outcome is None:
+            left.append(transfer)
+        elif not isinstance(outcome, Outcome):
+            raise BackendDefect.returned(backend, "`Transfer.outcome` is", outcome, "an Outcome")
+        elif not outcome.ok:
+            failed.append((transfer, outcome))
+    if failed:
+        strays = [transfer for transfer, outcome in failed if outcome.unsettled]
+        raise _Failed(f"backend {backend.name!r} could not move a batch", failed[0][1].reason, left, strays)
+    return left
+
+
+def _running(transfers: list[Transfer]) -> list[Transfer]:
+    """The transfers that have no outcome, not even a wrong one."""
+    return [each for each in transfers if each.outcome is None]

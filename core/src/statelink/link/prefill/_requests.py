@@ -17,12 +17,11 @@ from ._tombstones import GivenUp, Tombstones
 
 if TYPE_CHECKING:
     from statelink.link._context import Context
-    from statelink.link._diagnostics import PeerInfo
+    from statelink.link._reasons import PeerInfo
     from statelink.link._room_table import Rooms
 
     from ._claims import Group, Stale
-    from ._decode_rank import DecodeRank
-    from ._decode_ranks import DecodeRanks
+    from ._decode_ranks import DecodeRank, DecodeRanks
     from ._in_flight import RequestId, UsesInFlight
     from ._pending import Asked
     from ._sending_state import SendingState

@@ -11,9 +11,8 @@ from statelink.link._room_table import Rooms
 
 from ._decode_ranks import DecodeRanks
 from ._in_flight import UsesInFlight
-from ._push import PushBudget
 from ._requests import Requests
-from ._sending import Sending
+from ._sending import PushBudget, Sending
 from ._sending_state import SendingState
 from ._siblings import Siblings
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from statelink.link._context import Context
     from statelink.link._room_table import RoomTable
 
-    from ._decode_rank import DecodeRank
+    from ._decode_ranks import DecodeRank
     from ._delivery import Delivery
 
 __all__ = ["PrefillRole"]

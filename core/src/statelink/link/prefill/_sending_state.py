@@ -11,11 +11,10 @@ import numpy as np
 
 from statelink.backend import Side
 from statelink.errors import MismatchError, Reason
-from statelink.link._diagnostics import PeerInfo, hooks_wait_for
+from statelink.link._reasons import PeerInfo, hooks_wait_for, reason_of
 from statelink.link._room_state import RoomState
 from statelink.link._status import ENDED, Status
 from statelink.link.peers import Explaining
-from statelink.link.runtime import reason_of
 
 from ._delivery import Delivery
 
@@ -25,12 +24,11 @@ if TYPE_CHECKING:
     from statelink.link._room_table import RoomTable
     from statelink.plan import Items
 
-    from ._decode_rank import DecodeRank
-    from ._decode_ranks import DecodeRanks
+    from ._decode_ranks import DecodeRank, DecodeRanks
     from ._in_flight import UsesInFlight
-    from ._push import Push, PushBudget
-    from ._pushes import PushResult
+    from ._push import Push, PushResult
     from ._requests import Requests
+    from ._sending import PushBudget
     from ._siblings import Siblings
 
 __all__ = ["SendingState", "Standings"]

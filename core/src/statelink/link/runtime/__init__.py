@@ -11,22 +11,16 @@ sooner. So a job does as much as it can before it posts its result.
 
 Where a job is known never to block, the control thread runs it itself (`KeyedExecutor.run_here`,
 `Workers.run_promptly`), in its place among the jobs of its key.
-
-A push is moved by `move`, which cuts it into batches for the backend, and yields wherever it has to wait.
 """
 
 from __future__ import annotations
 
 from ._executor import HELD_AFTER_SECONDS, Job, KeyedExecutor, KeyOrder
-from ._failure import BackendDefect, reason_of
-from ._flag import Flag
-from ._loop import Bell, Loop
-from ._mover import Moving, Steps, Until, move, submit_together, submitted
+from ._loop import Bell, Flag, Loop
 from ._workers import MakeExecutor, Workers
 
 __all__ = [
     "HELD_AFTER_SECONDS",
-    "BackendDefect",
     "Bell",
     "Flag",
     "Job",
@@ -34,12 +28,5 @@ __all__ = [
     "KeyedExecutor",
     "Loop",
     "MakeExecutor",
-    "Moving",
-    "Steps",
-    "Until",
     "Workers",
-    "move",
-    "reason_of",
-    "submit_together",
-    "submitted",
 ]

@@ -1,4 +1,4 @@
-"""The control thread's loop: messages, timers, jobs posted by other threads, and the descriptors that wake it."""
+"""The control thread's loop: messages, timers and posted jobs; and what threads wait for: descriptors and flags."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import msgspec
+
 from statelink._logs import logger
 
-__all__ = ["Bell", "Loop", "Readers"]
+__all__ = ["Bell", "Flag", "Loop", "Readers"]
 
 log = logger("statelink.link")
 
@@ -295,3 +297,53 @@ class Readers:
         with self._lock:
             self._ready.clear()
             self._epoll.close()
+
+
+class Flag(msgspec.Struct):
+    """As `threading.Event`, but the lock behind it is made only when a thread waits. Each room has several of them.
+
+    Safe to use from any thread, but only one thread at a time may call `set` or `clear`.
+
+    Attributes:
+        raised: Whether it is set.
+        event: What threads wait for; ``None`` before the first one waits. Only this class uses it.
+    """
+
+    raised: bool = False
+    event: threading.Event | None = None
+
+    def is_set(self) -> bool:
+        """Whether it is set."""
+        return self.raised
+
+    def set(self) -> None:
+        """Set it, and wake every thread that waits."""
+        self.raised = True  # before the event is read: who waits makes the event first, and looks at this after that
+        event = self.event
+        if event is not None:
+            event.set()
+
+    def clear(self) -> None:
+        """Clear it."""
+        self.raised = False
+        event = self.event
+        if event is not None:
+            event.clear()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until it is set, or for ``timeout`` seconds. Returns whether it is set."""
+        if not self.raised:
+            event = self.event or self._made()
+            if not self.is_set():  # another thread may have set it just now, without the event
+                event.wait(timeout)
+        return self.is_set()
+
+    def _made(self) -> threading.Event:
+        with _making:
+            if self.event is None:
+                self.event = threading.Event()
+            return self.event
+
+
+_making = threading.Lock()
+"""Lets two threads that wait for one flag agree on its event."""

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from statelink._logs import logger
 from statelink.backend import Outcome, Transfer
+from statelink.link._reasons import BackendDefect, reason_of
 
 from ._executor import Job, KeyedExecutor, KeyOrder
-from ._failure import BackendDefect, reason_of
 
 if TYPE_CHECKING:
     from statelink.backend import Backend

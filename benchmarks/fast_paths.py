@@ -123,7 +123,7 @@ def flag() -> None:
     import threading
 
     from statelink.link import _room_memory, _room_state
-    from statelink.link.prefill import _delivery
+    from statelink.link.prefill import _push
 
     class Event(threading.Event):
         def __init__(self, raised: bool = False) -> None:
@@ -135,7 +135,7 @@ def flag() -> None:
         def raised(self) -> bool:
             return self.is_set()
 
-    for module in (_delivery, _room_memory, _room_state):
+    for module in (_push, _room_memory, _room_state):
         module.Flag = Event  # type: ignore[attr-defined]
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from statelink.backend import SubmitMode, Transfer
-from statelink.link.prefill import _delivery
-from statelink.link.prefill._delivery import Delivery
+from statelink.link.prefill import _outgoing
 from statelink.link.prefill._line import MOST_PROMPT_BLOCKS, Line
+from statelink.link.prefill._outgoing import OutgoingDelivery
 
 SMALL, LARGE = 1, MOST_PROMPT_BLOCKS + 1
 """Blocks of a push."""
@@ -22,7 +22,7 @@ class Threads:
     def __init__(self) -> None:
         self.given: list[str] = []
 
-    def submit(self, key: Any, job: Any) -> None:
+    def submit_job(self, key: Any, job: Any) -> None:
         self.given.append("data")
 
     def submit_promptly(self, key: Any, job: Any, *, alone: bool) -> None:
@@ -55,19 +55,19 @@ def context(threads: Threads) -> Any:
         backend=SimpleNamespace(capabilities=limits),
         workers=SimpleNamespace(moves=threads),
         loop=SimpleNamespace(),
-        post=lambda job: job(),
+        post_job=lambda job, *given: job(*given),
         now=lambda: 0.0,
     )
 
 
 @pytest.fixture
-def delivery(context: Any, monkeypatch: pytest.MonkeyPatch) -> Delivery:
-    monkeypatch.setattr(_delivery, "Pusher", lambda *given: SimpleNamespace(hooks={}))
+def delivery(context: Any, monkeypatch: pytest.MonkeyPatch) -> OutgoingDelivery:
+    monkeypatch.setattr(_outgoing, "Pusher", lambda *given: SimpleNamespace(hooks={}))
     rank: Any = SimpleNamespace(name="d", exited=False)
-    return Delivery(context, rank, SimpleNamespace(room=1), 1, SimpleNamespace(), SimpleNamespace(), {})  # type: ignore[arg-type]
+    return OutgoingDelivery(context, rank, SimpleNamespace(room=1), 1, SimpleNamespace(), SimpleNamespace(), {})  # type: ignore[arg-type]
 
 
-def test_transfers_that_do_not_end_are_polled_by_one_chain(delivery: Delivery) -> None:
+def test_transfers_that_do_not_end_are_polled_by_one_chain(delivery: OutgoingDelivery) -> None:
     """Whatever happens to the room meanwhile, which looks after every delivery each time."""
     polls: list[Any] = []
     pauses: list[Any] = []
@@ -109,7 +109,7 @@ def test_a_small_push_behind_a_large_one_is_left_to_the_data_threads(context: An
     line, pushes = Line(context, "d"), Pushes()
 
     def push(blocks: int) -> None:
-        line.add(pushes, None, lambda pushed: None, blocks, 1)  # type: ignore[arg-type]
+        line.add_push(pushes, None, lambda pushed: None, blocks, 1)  # type: ignore[arg-type]
 
     push(LARGE)
     assert threads.take() == ["data"]

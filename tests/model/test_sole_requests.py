@@ -13,7 +13,7 @@ import pytest
 
 from statelink.errors import MismatchError
 from statelink.link.prefill._claims import Claims
-from statelink.link.prefill._delivery import Delivery
+from statelink.link.prefill._outgoing import OutgoingDelivery
 
 from .explore import CALM, HARSH, WILD, act, hurry
 from .network import SimChannel
@@ -52,7 +52,7 @@ def play(seed: int) -> None:
 def history(seed: int, monkeypatch: pytest.MonkeyPatch) -> list[Said]:
     """Every message of a world, in order: its kind, from whom, to whom, about which room, and for what reason."""
     sent: list[Said] = []
-    send, of, numbers = SimChannel.send, Delivery.of, itertools.count()
+    send, of, numbers = SimChannel.send, OutgoingDelivery.of, itertools.count()
 
     def noting(channel: SimChannel, message: Message, address: str | None) -> None:
         reason = getattr(message, "reason", None)
@@ -61,14 +61,14 @@ def history(seed: int, monkeypatch: pytest.MonkeyPatch) -> list[Said]:
         sent.append((kind, message.sender[:9], message.to[:9], room, str(why)))
         send(channel, message, address)
 
-    def refusing(*given: Any) -> Delivery:
+    def refusing(*given: Any) -> OutgoingDelivery:
         if next(numbers) % REFUSED == REFUSED - 1:
             raise MismatchError("the two sides disagree", cause="this test wants it", code="room.tokens")
         return of(*given)
 
     with monkeypatch.context() as patch, running():
         patch.setattr(SimChannel, "send", noting)
-        patch.setattr(Delivery, "of", refusing)
+        patch.setattr(OutgoingDelivery, "of", refusing)
         play(seed)
     return sent
 

@@ -31,12 +31,12 @@ def held(link: Link) -> Iterator[None]:
     def job() -> None:
         goes_on.wait(60)
 
-    link._context.post(job)
+    link._context.post_job(job)
     try:
         yield
     finally:
         goes_on.set()
-        link._context.post(over.set)
+        link._context.post_job(over.set)
         assert over.wait(60)
 
 

@@ -35,7 +35,7 @@ class SimLoop(Loop):
 
     def __init__(self, process: Process) -> None:
         # Without the sockets and the thread of a real one.
-        self._posted: deque[Callable[[], None]] = deque()
+        self._posted: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._process = process
         self._count = 0
@@ -84,7 +84,8 @@ class SimLoop(Loop):
         return bool(self._posted) and not self.asleep
 
     def run_posted(self) -> None:
-        self.guard(self._posted.popleft())
+        job, given = self._posted.popleft()
+        self.guard(job, *given)
         self.wake()
 
     def next_timer(self) -> float | None:
@@ -122,7 +123,7 @@ class SimExecutor(KeyedExecutor):
         """Keys whose jobs are stuck in the library, and until when."""
         process.executors.append(self)
 
-    def submit(self, key: Hashable, job: Job) -> None:
+    def submit_job(self, key: Hashable, job: Job) -> None:
         if self._order.enter(self, key, job):
             self.start(key, job)
 
@@ -174,7 +175,7 @@ class SimExecutor(KeyedExecutor):
     def step(self, key: Hashable) -> None:
         """Start or go on with the job of a key, or submit one."""
         if isinstance(key, _Coming):
-            self.submit(*self._coming.pop(key))
+            self.submit_job(*self._coming.pop(key))
             return
         job = self._running.get(key)
         if job is None:

@@ -46,7 +46,7 @@ class Net:
     def settle(self) -> list[str]:
         """What was asked, once all of it has been."""
         done = threading.Event()
-        self.setups.submit(("peer", "b"), done.set)
+        self.setups.submit_job(("peer", "b"), done.set)
         assert done.wait(SOON)
         return self.calls
 
@@ -67,11 +67,11 @@ def test_a_disconnect_behind_a_blocked_call_is_not_for_the_next_connection(net: 
     first = connections.join(PEER)
     connections.make(first)
     go_on = threading.Event()
-    net.moves.submit(("peer", "b"), lambda: go_on.wait(SOON))
+    net.moves.submit_job(("peer", "b"), lambda: go_on.wait(SOON))
     connections.leave(first)
     second = connections.join(PEER)
     assert second is not first
-    net.setups.submit(("peer", "b"), lambda: connections.make(second))
+    net.setups.submit_job(("peer", "b"), lambda: connections.make(second))
     go_on.set()
     assert net.settle() == ["connect b", "disconnect b", "connect b"]
     assert second.made

@@ -54,7 +54,7 @@ def block(executor: KeyedExecutor, count: int, go_on: threading.Event) -> None:
         go_on.wait(SOON)
 
     for number in range(count):
-        executor.submit(("blocked", number), job)
+        executor.submit_job(("blocked", number), job)
     for _ in range(count):
         assert inside.acquire(timeout=SOON)
 
@@ -62,7 +62,7 @@ def block(executor: KeyedExecutor, count: int, go_on: threading.Event) -> None:
 def runs(executor: KeyedExecutor, key: str = "another", within: float = SOON) -> bool:
     """Whether a job of another key runs."""
     ran = threading.Event()
-    executor.submit(key, ran.set)
+    executor.submit_job(key, ran.set)
     return ran.wait(within)
 
 
@@ -78,7 +78,7 @@ def test_more_than_the_bound_make_others_wait_and_then_go_on(make: Make, go_on: 
     executor = make(1, spare=2)
     block(executor, 3, go_on)
     ran = threading.Event()
-    executor.submit("another", ran.set)
+    executor.submit_job("another", ran.set)
     assert not ran.wait(3 * HELD_AFTER_SECONDS)
     go_on.set()
     assert ran.wait(SOON)
@@ -120,7 +120,7 @@ def test_jobs_of_one_key_keep_their_order_whatever_executor_they_are_in(make: Ma
 
     for number in range(30):
         for key in ran:
-            executors[(number * 7 + ord(key)) % 3].submit(key, lambda key=key, number=number: job(key, number))  # type: ignore[misc]
+            executors[(number * 7 + ord(key)) % 3].submit_job(key, lambda key=key, number=number: job(key, number))  # type: ignore[misc]
     for _ in range(30 * len(ran)):
         assert left.acquire(timeout=SOON)
     assert all(numbers == list(range(30)) for numbers in ran.values())
@@ -137,7 +137,7 @@ def test_a_job_that_comes_later_holds_neither_its_key_nor_a_thread(make: Make) -
         else:
             executor.submit_after("key", look, 0.05)
 
-    executor.submit("key", look)
+    executor.submit_job("key", look)
     assert runs(executor)
     assert runs(executor, "key")
     assert done.wait(SOON)
@@ -152,7 +152,7 @@ def test_of_jobs_that_come_later_the_earliest_comes_first(make: Make) -> None:
             executor.submit_after(number, partial(ran.append, number), 0.05 * (1 + number))
         executor.submit_after("last", done.set, 0.3)
 
-    executor.submit("begin", begin)
+    executor.submit_job("begin", begin)
     assert done.wait(SOON)
     assert ran == [0, 1, 2]
 
@@ -165,7 +165,7 @@ def test_a_job_that_comes_after_others_of_its_key_keeps_its_place(make: Make, go
         executor.submit_after("key", lambda: ran.append("later"), 0.0)
         begun.set()
 
-    executor.submit("key", first)
+    executor.submit_job("key", first)
     assert begun.wait(SOON)
     assert runs(executor, "key")
     until = time.monotonic() + SOON
@@ -184,7 +184,7 @@ def test_many_that_come_later_delay_nobody(make: Make) -> None:
             executor.submit_after(number, partial(look, number), 0.05)
 
     for number in range(200):
-        executor.submit(number, partial(look, number))
+        executor.submit_job(number, partial(look, number))
     for _ in range(400):
         assert looked.acquire(timeout=SOON)
     assert runs(executor)
@@ -194,7 +194,7 @@ def test_many_that_come_later_delay_nobody(make: Make) -> None:
 def test_jobs_that_come_later_need_no_job_that_ends(make: Make, go_on: threading.Event) -> None:
     """The thread that submitted them for later is held by the next job."""
     executor, ran = make(1, spare=1), threading.Event()
-    executor.submit("a", lambda: executor.submit_after("later", ran.set, 0.01))
+    executor.submit_job("a", lambda: executor.submit_after("later", ran.set, 0.01))
     block(executor, 1, go_on)
     assert ran.wait(SOON)
 
@@ -202,13 +202,13 @@ def test_jobs_that_come_later_need_no_job_that_ends(make: Make, go_on: threading
 def test_closing_runs_what_is_queued_and_what_comes_later(make: Make) -> None:
     executor, after = make(1, 1), threading.Event()
     later = threading.Event()
-    executor.submit("key", lambda: executor.submit_after("key", later.set, 10 * SOON))
+    executor.submit_job("key", lambda: executor.submit_after("key", later.set, 10 * SOON))
     assert runs(executor, "key")
-    executor.submit("key", after.set)
+    executor.submit_job("key", after.set)
     assert executor.close(SOON)
     assert after.is_set()
     assert later.is_set()
-    executor.submit("key", after.clear)
+    executor.submit_job("key", after.clear)
     assert after.is_set()
 
 
@@ -218,7 +218,7 @@ def test_a_job_that_raises_ends_no_thread(make: Make, caplog: pytest.LogCaptureF
     def broken() -> None:
         raise ZeroDivisionError("a defect")
 
-    executor.submit("key", broken)
+    executor.submit_job("key", broken)
     assert runs(executor, "key")
     assert "a defect" in caplog.text
 
@@ -238,8 +238,8 @@ def test_a_thread_that_does_not_start_ends_no_thread_of_another_executor(
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     ran = threading.Event()
-    first.submit("room", lambda: go_on.wait(SOON))
-    second.submit("room", ran.set)
+    first.submit_job("room", lambda: go_on.wait(SOON))
+    second.submit_job("room", ran.set)
     go_on.set()
     assert runs(first)
     assert second.waiting == 1
@@ -297,7 +297,7 @@ def test_jobs_of_a_key_wait_for_the_one_that_runs_here(make: Make) -> None:
         after.set()
 
     def first() -> None:
-        executor.submit("a", second)
+        executor.submit_job("a", second)
         time.sleep(0.05)  # the second one would run now
         order.append("first")
 

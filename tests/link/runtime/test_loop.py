@@ -48,7 +48,7 @@ def test_a_job_wakes_a_loop_that_sleeps(waits: Waits) -> None:
     for _ in range(50):
         waits.sleeps()
         done = threading.Event()
-        waits.loop.post(done.set)
+        waits.loop.post_job(done.set)
         assert done.wait(SOON / 2)
 
 
@@ -59,8 +59,8 @@ def test_a_quiet_job_lets_it_sleep_and_keeps_its_place(waits: Waits) -> None:
     waits.loop.post_quietly(lambda: order.append(2))
     assert waits.loop.asleep
     assert (waits.count, order) == (before, [])
-    waits.loop.post(lambda: order.append(3))
-    waits.loop.post(done.set)
+    waits.loop.post_job(order.append, 3)
+    waits.loop.post_job(done.set)
     assert done.wait(SOON / 2)
     assert order == [1, 2, 3]
 
@@ -76,7 +76,7 @@ def test_who_asks_wakes_it_for_quiet_jobs(waits: Waits) -> None:
 
 def test_a_quiet_job_of_a_job_runs_before_the_next_sleep(waits: Waits) -> None:
     done = threading.Event()
-    waits.loop.post(lambda: waits.loop.post_quietly(done.set))
+    waits.loop.post_job(waits.loop.post_quietly, done.set)
     assert done.wait(SOON / 2)
 
 
@@ -86,8 +86,8 @@ def test_one_sleep_is_broken_by_one_bell(waits: Waits, monkeypatch: pytest.Monke
     waits.sleeps()
     done = threading.Event()
     for _ in range(10):
-        waits.loop.post(lambda: None)
-    waits.loop.post(done.set)
+        waits.loop.post_job(lambda: None)
+    waits.loop.post_job(done.set)
     assert (len(rings), done.is_set()) == (1, False)
     monkeypatch.undo()
     rings[0].ring()
@@ -101,7 +101,7 @@ def test_no_job_of_many_threads_is_forgotten(waits: Waits) -> None:
     def play() -> None:
         done = threading.Semaphore(0)
         for _ in range(500):
-            waits.loop.post(done.release)
+            waits.loop.post_job(done.release)
             if not done.acquire(timeout=SOON / 2):
                 late.append(threading.current_thread().name)
                 return
@@ -121,7 +121,7 @@ def test_jobs_that_come_too_late_do_nothing() -> None:
     loop = Loop()
     loop.start(lambda timeout: None, lambda: None)
     assert loop.stop(SOON)
-    loop.post(lambda: pytest.fail("the thread has ended"))
+    loop.post_job(pytest.fail, "the thread has ended")
     loop.asleep = True  # as a thread saw it that posted just before the end
     loop.wake()
     assert loop.fileno() == -1
@@ -136,7 +136,7 @@ def test_a_thread_that_does_not_end_in_time_keeps_its_descriptor() -> None:
         goes_on.wait(SOON)
 
     loop.start(Waits(loop), lambda: None)
-    loop.post(job)
+    loop.post_job(job)
     assert held.wait(SOON)
     assert not loop.stop(0)
     assert loop.fileno() >= 0

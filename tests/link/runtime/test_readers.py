@@ -58,7 +58,7 @@ def test_what_comes_is_read_on_the_control_thread(loop: Loop, pair: tuple[socket
     theirs.send(b"c")
     # What is posted after it runs after it.
     done = threading.Event()
-    loop.post(done.set)
+    loop.post_job(done.set)
     assert done.wait(SOON)
     assert ours.recv(10) == b"c"
 

@@ -72,7 +72,7 @@ class Context:
         connections: The connections of the backend. Control thread.
         reader: Reads the handshakes of peers. Control thread.
         now: Seconds on a clock that never goes back. Any thread.
-        post: Runs a job on the control thread, in order of posting. Callable from any thread; never blocks.
+        post_job: `Loop.post_job`.
         forked: Whether this process was forked from the one that opened the link, so that it has none of the link's
             threads. Any thread.
     """
@@ -114,7 +114,7 @@ class Context:
         self.fencing = _fencing(backend)
         self.landing = _landing(backend)
         self.loop = loop or Loop(begin)
-        self.now, self.post = self.loop.now, self.loop.post
+        self.now, self.post_job = self.loop.now, self.loop.post_job
         self.events = ReadyEvents(self.loop)
         self._give_loop(backend)
         make = make_executor or partial(KeyedExecutor, begin=begin)

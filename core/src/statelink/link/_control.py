@@ -173,7 +173,7 @@ class Control:
             else:
                 errand.give_up()
 
-        context.post(again)
+        context.post_job(again)
         return errand.wait(timeout + LATE_SECONDS)
 
     def _suspend(self) -> None:
@@ -200,7 +200,7 @@ class Control:
             change()
             self._resume()
 
-        self._context.post(lambda: errand.do(work))
+        self._context.post_job(errand.do, work)
         return errand.wait(LATE_SECONDS)
 
     def stop(self, timeout: float) -> bool:
@@ -227,7 +227,7 @@ class Control:
 
             again()
 
-        context.post(goodbye)
+        context.post_job(goodbye)
         done.wait(timeout + 5)
         ended = context.close(timeout)
         return context.loop.stop(timeout) and ended

@@ -60,4 +60,4 @@ class HookContext:
         def job() -> None:
             self._context.send(note, self._address)
 
-        self._context.post(job)
+        self._context.post_job(job)

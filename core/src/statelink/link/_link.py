@@ -456,7 +456,7 @@ class Link:
         self._table.end()
         entries = self._table.all()
         for state, _ in entries:
-            self._context.post(state.link_closes)
+            self._context.post_job(state.link_closes)
         return entries
 
     def _close_at_exit(self, timeout: float) -> bool:

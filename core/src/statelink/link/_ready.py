@@ -68,7 +68,7 @@ class ReadyEvents:
                 continue
             del self._waiting[key]
             for then in waiting.values():
-                self._loop.post(then)
+                self._loop.post_job(then)
         if self._waiting:
             self._look_later()
 

@@ -138,7 +138,7 @@ class Room:
             state.context.check_process()
         if state.status not in ENDED:
             said = words(why)
-            state.context.post(lambda: state.abort(said))
+            state.context.post_job(state.abort, said)
 
     def take_back(self, why: str = "the engine needs it") -> None:
         """Take the memory of the room back, although nobody has proven that nothing touches it. Does not block.
@@ -178,7 +178,7 @@ class Room:
             more = duration(seconds, "the time by which a room is extended")
         except RoomError as error:
             raise RoomError.of(state.reason_for(error.code, error.reason.what, error.reason.cause)) from None
-        state.context.post(lambda: state.extend(more))
+        state.context.post_job(state.extend, more)
 
     def close(self) -> None:
         """Abort the room, unless it has ended. Does not block, and may be called twice."""

@@ -100,7 +100,7 @@ class RoomMemory:
             if not self._unheard:
                 self._step(MemoryEvent.HEARD)
 
-    def prove(self) -> bool:
+    def prove_quiesced(self) -> bool:
         """Note that nothing touches the memory of which the control thread has heard. Control thread.
 
         Returns:

@@ -204,8 +204,8 @@ class RoomState:
         if self.status not in ENDED:
             self._table.watch(self)
 
-    def update_memory(self) -> None:
-        """Work out again whether this side's memory may be used again. Control thread."""
+    def _untouched(self) -> bool:
+        """Whether nothing touches the memory that this side named, as far as the control thread has heard of it."""
         raise NotImplementedError
 
     # Steps.
@@ -237,15 +237,14 @@ class RoomState:
 
     # The memory that this side named.
 
-    def _memory_is_quiet(self, quiet: bool) -> None:
-        """Take note of whether the memory may still be touched, as far as the control thread knows. Control thread.
-
-        Only `update_memory` calls this, with what each side follows as in flight.
-        """
-        if quiet and self.memory.prove():
+    def prove_quiesced(self) -> None:
+        """Note it if nothing touches the memory any more, and forget the room if it has ended. Control thread."""
+        if self._untouched() and self.memory.prove_quiesced():
             self._table.changed(self)
         elif self._wanted is not None:
             self._maybe_take_back()
+        if self.status in ENDED:
+            self._table.forget(self)
 
     def take_back(self, why: str) -> None:
         """The engine takes the memory back without proof. A thread of the engine.
@@ -255,7 +254,7 @@ class RoomState:
         """
         if self.status in ENDED:
             self.memory.take_back(self._touches)
-        self.context.post(lambda: self._take_back_now(why))
+        self.context.post_job(self._take_back_now, why)
 
     def _take_back_now(self, why: str) -> None:
         if self.status not in ENDED:

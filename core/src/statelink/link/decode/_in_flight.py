@@ -16,6 +16,8 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from statelink.backend import Fence
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
     from ._instance import PrefillRank
 
-__all__ = ["LANDING_ROUND_SECONDS", "ProcessExits", "Proof", "WriterInFlight"]
+__all__ = ["LANDING_ROUND_SECONDS", "IncomingInFlight", "ProcessExits", "Proof"]
 
 LANDING_ROUND_SECONDS = 0.05
 """Seconds from one round to the next.
@@ -50,7 +52,7 @@ class Proof(enum.Enum):
     EXITED = "its process has ended, and what its kernel still held has had time to land"
 
 
-class WriterInFlight:
+class IncomingInFlight(msgspec.Struct, eq=False):
     """What of one writer is in flight. Belongs to the control thread; any thread may read it.
 
     Attributes:
@@ -59,14 +61,11 @@ class WriterInFlight:
         working: How many hooks, their transfers, and comparisons of digests have not ended.
     """
 
-    __slots__ = ("_under_way", "asked", "proof", "working")
-
-    def __init__(self) -> None:
-        self.asked = False
-        self.proof: Proof | None = None
-        self.working = 0
-        self._under_way: dict[str, int] = {}
-        """What has not ended, as texts, and how many of each."""
+    asked: bool = False
+    proof: Proof | None = None
+    working: int = 0
+    _under_way: dict[str, int] = {}
+    """What has not ended, as texts, and how many of each. Each object has a dictionary of its own."""
 
     def __bool__(self) -> bool:
         return not self.drained or self.working > 0

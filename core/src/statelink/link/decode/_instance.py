@@ -181,14 +181,6 @@ class Instance:
 
     # The rooms that need it.
 
-    def join(self, room: InstanceUser) -> None:
-        """Add a room that needs it."""
-        self.rooms[room] = None
-
-    def leave(self, room: InstanceUser) -> None:
-        """Remove a room that has ended and quiesced."""
-        self.rooms.pop(room, None)
-
     def tell_ready(self) -> None:
         """Tell all its rooms that it takes requests."""
         for room in list(self.rooms):

@@ -133,7 +133,7 @@ class Instances:
         if staying:
             former = self.get(ranks)
             for room in staying:
-                instance.leave(room)
+                instance.rooms.pop(room, None)
                 room.move(former)
         self._hang_up_unused(before)
         self._dial(instance)

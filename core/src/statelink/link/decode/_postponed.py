@@ -160,12 +160,12 @@ class _Call:
         self._instance = instance
         self._function = function
         self._forget = forget
-        instance.join(self)
+        instance.rooms[self] = None
 
     def drop(self) -> None:
         """Let go of the instance, and never call the function."""
         self._forget()
-        self._instance.leave(self)
+        self._instance.rooms.pop(self, None)
 
     def instance_ready(self, instance: Instance) -> None:
         """See `InstanceUser.instance_ready`."""
@@ -189,4 +189,4 @@ class _Call:
     def move(self, instance: Instance) -> None:
         """See `InstanceUser.move`."""
         self._instance = instance
-        instance.join(self)
+        instance.rooms[self] = None

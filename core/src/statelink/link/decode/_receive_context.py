@@ -81,4 +81,4 @@ class ReceiveHookContext(HookContext):
             except BaseException as error:
                 self._fail(self.peer, self.component, error)
 
-        self._context.workers.fences.submit(("room", self.room), job)
+        self._context.workers.fences.submit_job(("room", self.room), job)

@@ -157,7 +157,7 @@ class Receiving(Room):
             context.check_process()
         accepted = self._check_accept(items, prefix, ready)
         if accepted is not None:
-            context.post(lambda: state.accepted(accepted))
+            context.post_job(state.accepted, accepted)
 
     def _check_accept(self, items: Mapping[str, Any], prefix: int, ready: Ready | None) -> Accepted | None:
         """Check what an engine accepts, and note that it names memory. Returns what the control thread is told of it.

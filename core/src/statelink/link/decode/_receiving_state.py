@@ -13,7 +13,7 @@ from statelink.link._status import ENDED, Status
 from statelink.link.peers import InstanceState
 
 from ._in_flight import Proof
-from ._writer import Writer
+from ._incoming import IncomingDelivery
 
 if TYPE_CHECKING:
     from statelink.errors import Reason
@@ -71,14 +71,14 @@ class ReceivingState(RoomState):
         self._unmet = unmet
         self._declines = declines
         self._explain = explain
-        self._writers: dict[str, Writer] = {}
+        self._writers: dict[str, IncomingDelivery] = {}
 
     # Towards the request.
 
     def open(self, instance: Instance) -> None:
         """Set the instance that the room is requested from. Control thread; `accepted` may run before or after this."""
         self._instance = instance
-        instance.join(self)
+        instance.rooms[self] = None
         if instance.state is InstanceState.REFUSED and instance.reason is not None:
             self.fail(instance.reason)
         else:
@@ -92,7 +92,7 @@ class ReceivingState(RoomState):
         if accepted.least == accepted.tokens:
             self.tokens = accepted.tokens
         if self.status in ENDED:  # until then, it stays in use
-            self.update_memory()
+            self.prove_quiesced()
         self._maybe_request()
 
     def instance_ready(self, instance: Instance) -> None:
@@ -131,7 +131,8 @@ class ReceivingState(RoomState):
         self._requested = True
         fail = _fail_weakly(self)
         try:
-            writers = [Writer(self.context, rank, accepted, self.ended, fail) for rank in instance.parts]
+            ranks = [rank for rank in instance.ranks.values() if rank.part is not None]
+            writers = [IncomingDelivery(self.context, rank, accepted, self.ended, fail) for rank in ranks]
         except BaseException as error:  # a defect of a strategy, whose hooks are made here
             self.fail(reason_of(error, room=self.room, backend=self.context.backend.name))
             return
@@ -156,7 +157,7 @@ class ReceivingState(RoomState):
         if prompt:
             workers.run_promptly(("room", self.room), prepare, prepared, **who)
         else:
-            workers.run(workers.fences.submit, ("room", self.room), prepare, prepared, **who)
+            workers.run(workers.fences.submit_job, ("room", self.room), prepare, prepared, **who)
 
     def _request(self) -> None:
         if self.status in ENDED:
@@ -194,12 +195,12 @@ class ReceivingState(RoomState):
         elif self.status not in ENDED:
             writer.note(message.component, message.payload, self._hook_ended)
 
-    def _landed(self, writer: Writer) -> None:
+    def _landed(self, writer: IncomingDelivery) -> None:
         """All bytes of a writer have landed whose last message came before them. Control thread."""
         writer.land()
         self._maybe_succeed()
 
-    def _check_tokens(self, writer: Writer, message: wire.Finished) -> Reason | None:
+    def _check_tokens(self, writer: IncomingDelivery, message: wire.Finished) -> Reason | None:
         """Take N from a writer's last message, if decode knew only the number of pages. Returns why it cannot be."""
         accepted = self._accepted
         if accepted is None or accepted.least == accepted.tokens:
@@ -214,7 +215,7 @@ class ReceivingState(RoomState):
         what, peer = "the two sides disagree on the number of tokens", writer.rank.name
         return self.reason_for("room.tokens", what, cause, peer=peer)
 
-    def _arrived(self, writer: Writer, message: wire.Chunk | wire.Finished, number: int) -> None:
+    def _arrived(self, writer: IncomingDelivery, message: wire.Chunk | wire.Finished, number: int) -> None:
         """A message says that a push is visible here."""
         self.step(Status.TRANSFERRING)
         self._chunks = max(self._chunks, number + 1)
@@ -241,10 +242,10 @@ class ReceivingState(RoomState):
     def move(self, instance: Instance) -> None:
         """See `InstanceUser.move`."""
         self._instance = instance
-        instance.join(self)
+        instance.rooms[self] = None
 
     @property
-    def writers(self) -> list[Writer]:
+    def writers(self) -> list[IncomingDelivery]:
         """The ranks that write for the room. Any thread."""
         return list(self._writers.values())
 
@@ -274,7 +275,7 @@ class ReceivingState(RoomState):
             return
         for writer in writers:
             self._count_moved(writer.moved)
-        self.update_memory()
+        self.prove_quiesced()
         self.step(Status.SUCCEEDED)
         for writer in writers:
             writer.say_received()
@@ -290,7 +291,7 @@ class ReceivingState(RoomState):
         elif not self._flushing:
             self._flushing = True
             workers, who = self.context.workers, {"room": self.room, "backend": self.context.backend.name}
-            workers.run(workers.checks.submit, ("flush", self.room), flush, self._flushed, **who)
+            workers.run(workers.checks.submit_job, ("flush", self.room), flush, self._flushed, **who)
 
     def _flushed(self, _: None, reason: Reason | None) -> None:
         """The flush has ended. Control thread."""
@@ -357,7 +358,7 @@ class ReceivingState(RoomState):
 
         Without that proof, the room stays with the instance, which repeats Failed to ranks that have not drained.
         """
-        self.update_memory()
+        self.prove_quiesced()
         if self.status in ENDED:
             self._leave()
 
@@ -365,14 +366,13 @@ class ReceivingState(RoomState):
         for writer in self._writers.values():
             writer.tell_released()
         if self.memory.proven and self._instance is not None:
-            self._instance.leave(self)
+            self._instance.rooms.pop(self, None)
 
-    def update_memory(self) -> None:
-        """See `RoomState.update_memory`. A room that goes on needs its memory, until all bytes are visible in it."""
+    def _untouched(self) -> bool:
+        """See `RoomState._untouched`. A room that goes on needs its memory, until all bytes are visible in it."""
         in_flight = any([bool(writer.in_flight) for writer in self._writers.values()])
         over = self._visible or self.status in ENDED or self._accepted is None
-        self._memory_is_quiet(over and not in_flight)
-        self._table.forget(self)
+        return over and not in_flight
 
     # Words.
 
@@ -429,6 +429,6 @@ def _fail_weakly(room: ReceivingState) -> Callable[[str, str, BaseException], No
             if living is not None:
                 living.fail(reason_of(error, room=living.room, component=component, peer=peer))
 
-        context.post(job)
+        context.post_job(job)
 
     return fail

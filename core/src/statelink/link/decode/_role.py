@@ -95,7 +95,7 @@ class DecodeRole:
         # Items are checked before the room is entered, so that refused ones leave no trace of it.
         accepted = None if items is None else receiving._check_accept(items, prefix, ready)  # noqa: SLF001 - its own
         self._table.enter(state, receiving)
-        self._context.post(lambda: self._open(state, peer, accepted))
+        self._context.post_job(self._open, state, peer, accepted)
         return receiving
 
     def _open(self, room: ReceivingState, peer: Peer, accepted: Accepted | None) -> None:
@@ -138,7 +138,7 @@ class DecodeRole:
         """
         self._check_unopened(room, "declined", "abort it")
         reason = room_reason(self._context, room, "room.declined", "decode declined the request", why)
-        self._context.post(lambda: self._decline(room, peer, reason))
+        self._context.post_job(self._decline, room, peer, reason)
 
     def _decline(self, room: int, peer: Peer, reason: Reason) -> None:
         until = self._context.now() + self._context.config.deadline
@@ -153,7 +153,7 @@ class DecodeRole:
         """
         self._check_unopened(room, "kept", "extend it")
         until = self._context.now() + seconds
-        self._context.post(lambda: self._leases.add(room, self._instances.get(peer), until))
+        self._context.post_job(lambda: self._leases.add(room, self._instances.get(peer), until))
 
     def _check_unopened(self, room: int, what: str, hint: str) -> None:
         known = self._rooms.get(room)
@@ -169,7 +169,7 @@ class DecodeRole:
 
     def set_siblings(self, siblings: list[str]) -> None:
         """See `Link.siblings`. Any thread."""
-        self._context.post(lambda: self._instances.set_siblings(siblings))
+        self._context.post_job(self._instances.set_siblings, siblings)
 
     # Messages.
 

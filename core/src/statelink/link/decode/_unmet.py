@@ -43,7 +43,8 @@ class UnmetUses:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._rooms: OrderedDict[int, dict[int, _Use]] = OrderedDict()
-        self._forgotten = Forgotten(now)
+        self._forgotten: Forgotten | None = None
+        """Ids beyond `MOST_IDS`; made for the first one."""
 
     def __len__(self) -> int:
         return len(self._rooms)
@@ -63,6 +64,7 @@ class UnmetUses:
         uses[generation] = _Use(now, lacks)
         while len(self._rooms) > MOST_IDS:
             lost, _ = self._rooms.popitem(last=False)
+            self._forgotten = self._forgotten or Forgotten(self._now)
             self._forgotten.add(lost)
 
     def met(self, room: int, generation: int, rank: str) -> None:
@@ -79,7 +81,7 @@ class UnmetUses:
 
     def named(self, room: int, rank: str) -> tuple[Unmet, ...]:
         """The earlier uses that a request to a prefill rank has to name."""
-        if room in self._forgotten:
+        if self._forgotten is not None and room in self._forgotten:
             return (Unmet(0, 0),)
         uses = self._rooms.get(room)
         if uses is None:

@@ -207,7 +207,7 @@ class Connections:
         name = connection.handshake.link
         if connection.leave():
             del self._wanted[name]
-            self._workers.setups.submit(("peer", name), partial(self._end, connection))
+            self._workers.setups.submit_job(("peer", name), partial(self._end, connection))
 
     def _end(self, connection: Connection) -> None:
         """Forget the peer, if the backend has this connection to it. A job with the peer's key."""

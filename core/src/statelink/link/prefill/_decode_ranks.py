@@ -216,7 +216,7 @@ class DecodeRanks:
         """Queue a message for a rank. If that fails, give the rank up: it would wait forever for the message."""
         if not self._context.send(message):
             # Losing a rank changes rooms, and the caller may be working on a room. So the loss is posted.
-            self._context.post(lambda: self._unreachable(message.to))
+            self._context.post_job(self._unreachable, message.to)
 
     def knows(self, name: str) -> bool:
         """Whether a link of this name has introduced itself."""
@@ -296,7 +296,11 @@ class DecodeRanks:
             # The backend is called with the peer's key, in order with all its other calls about this peer. Compiling
             # has another key, so that it does not wait for these calls.
             workers.run(
-                workers.setups.submit, ("peer", rank.name), connect, lambda _, reason: connected(plan, reason), **who
+                workers.setups.submit_job,
+                ("peer", rank.name),
+                connect,
+                lambda _, reason: connected(plan, reason),
+                **who,
             )
             return plan
 
@@ -312,7 +316,7 @@ class DecodeRanks:
             if reason is not None:
                 self._attached(rank, message, None, reason)
 
-        workers.run(workers.setups.submit, ("plan", rank.name), compile_part, compiled, **who)
+        workers.run(workers.setups.submit_job, ("plan", rank.name), compile_part, compiled, **who)
 
     def _compile(self, message: wire.Attach, rank: DecodeRank) -> PairPlan:
         ours = self._context.inventory

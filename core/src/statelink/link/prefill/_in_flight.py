@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ._decode_ranks import DecodeRank
     from ._push import Moving
 
-__all__ = ["DeliveryInFlight", "RequestId", "UsesInFlight"]
+__all__ = ["OutgoingInFlight", "RequestId", "UsesInFlight"]
 
 POLL_RUNNING, POLL_STRAYS, POLL_BROKEN = 0.01, 0.25, 1.0
 """Seconds between two polls of transfers that a failed room left behind: of running ones, of strays, and of running
@@ -35,7 +35,7 @@ RequestId = tuple[str, int, int]
 """One request of one decode rank: its link name, the room and the generation."""
 
 
-class DeliveryInFlight:
+class OutgoingInFlight:
     """What of one delivery is in flight. Belongs to the control thread.
 
     Args:

@@ -139,9 +139,9 @@ class Line:
         if not self._called:
             self._called = True
             if self._at_once:
-                self._context.post(self._go_here)
+                self._context.post_job(self._go_here)
             else:
-                self._context.workers.moves.submit(self._key, self._go)
+                self._context.workers.moves.submit_job(self._key, self._go)
 
     @property
     def _at_once(self) -> bool:
@@ -150,7 +150,7 @@ class Line:
 
     # Control thread.
 
-    def add(self, pushes: Pushes, push: Push, then: Then, blocks: int, nbytes: int) -> None:
+    def add_push(self, pushes: Pushes, push: Push, then: Then, blocks: int, nbytes: int) -> None:
         """Move a push after those of its delivery before it. Control thread.
 
         Args:
@@ -181,7 +181,7 @@ class Line:
         if self._at_once:
             moves.submit_promptly(self._key, self._go, alone=not self._never_blocks)
         else:
-            moves.submit(self._key, self._go)
+            moves.submit_job(self._key, self._go)
 
     # Jobs with the peer's key.
 
@@ -201,7 +201,7 @@ class Line:
             self._poll()
         while True:
             self._look()
-            if not self._submit():
+            if not self._submit_next():
                 break
             if not self._never_blocks and self._now() - began > TURN_SECONDS:
                 self._call()
@@ -320,7 +320,7 @@ class Line:
                     self._step(pushes)
 
     def _forget(self, pushes: Pushes) -> None:
-        """A push has ended before its transfers: `DeliveryInFlight` looks after these, and they hold up nobody here."""
+        """A push has ended before its transfers: `OutgoingInFlight` looks after these, and they hold up nobody here."""
         for flight in list(self._flights):
             if pushes in flight.lists:
                 flight.lists.remove(pushes)
@@ -331,7 +331,7 @@ class Line:
 
     # What goes.
 
-    def _submit(self) -> bool:
+    def _submit_next(self) -> bool:
         """Submit the batch whose turn it is. Returns whether there was one that may go."""
         small = bool(self._small) and (not self._turns or self._ahead < self._pace.batch_bytes)
         if small and self._pace.admits_small():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Generator, Iterable
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from statelink.backend import Backend, Batch, Blocks, Moved, Outcome, Side, Transfer
@@ -125,7 +124,7 @@ class Pusher(Pushes):
             self._under_way = None
             self.waiting.popleft()
             pushed = ended.value
-            self._context.post(lambda: then(pushed))
+            self._context.post_job(then, pushed)
             return None
 
     def _carry(self, push: Push, then: Then) -> Steps[PushResult]:
@@ -181,7 +180,7 @@ class Pusher(Pushes):
     def _announced(self, parts: Iterable[Blocks | None], then: Then, landing: PushResult) -> Iterator[Blocks | None]:
         """The parts of the last push. When `move` asks for one more, the backend has all of them."""
         yield from parts
-        self._context.post(partial(then, landing))
+        self._context.post_job(then, landing)
 
     def _whole(self, push: Push) -> Whole | None:
         """What a push moves, if it is the only one of its room, and can be listed in one expression."""

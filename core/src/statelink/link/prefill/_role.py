@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from statelink.link._room_table import RoomTable
 
     from ._decode_ranks import DecodeRank
-    from ._delivery import Delivery
+    from ._outgoing import OutgoingDelivery
 
 __all__ = ["PrefillRole"]
 
@@ -144,7 +144,7 @@ class PrefillRole:
         if drained is not None:
             self._ranks.send(drained)
 
-    def _find(self, message: AboutDelivery, rank: DecodeRank) -> tuple[SendingState | None, Delivery | None]:
+    def _find(self, message: AboutDelivery, rank: DecodeRank) -> tuple[SendingState | None, OutgoingDelivery | None]:
         for room in self._rooms.with_id(message.room):
             delivery = room.delivery_to(rank.name)
             if delivery is not None and delivery.request.generation == message.generation:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from statelink._arguments import shown, switch, words
@@ -98,7 +97,7 @@ class Sending(Room):
                 )
             if type(items) is not dict or ready is not None:
                 self._check_given(items, ready, "room.push")
-            push = pushes.check(items, whole_span, whole_layers, ready, last)
+            push = pushes.check_push(items, whole_span, whole_layers, ready, last)
             if not self._budget.admit():
                 most = context.config.max_pushes
                 raise pushes.error(
@@ -107,9 +106,9 @@ class Sending(Room):
                     hint="push again later, or in larger pieces",
                     code="room.pushes",
                 )
-            pushes.add(push)
+            pushes.count_push(push)
             state.memory.name()
-            context.post(partial(state.pushed, push))  # with the lock, so that pushes of two threads keep their order
+            context.post_job(state.pushed, push)  # with the lock, so that pushes of two threads keep their order
 
     @property
     def settled(self) -> int:
@@ -142,7 +141,7 @@ class Sending(Room):
         state = self._state
         state.context.check_process()
         said = words(why)
-        state.context.post(lambda: state.abort_unclaimed(said))
+        state.context.post_job(state.abort_unclaimed, said)
 
     def poll_all(self) -> Status:
         """The least status that the room has on any rank of this prefill instance. Does not block.
@@ -204,7 +203,7 @@ class PushChecks:
             raise self.error(f"layers {layers} of a push", cause="[first, last) with first < last is expected")
         return (a, b), layers
 
-    def check(
+    def check_push(
         self,
         items: Mapping[str, Any],
         span: tuple[int, int],
@@ -212,7 +211,7 @@ class PushChecks:
         ready: Ready | None,
         last: bool | None,
     ) -> Push:
-        """The push that a call makes. Changes nothing; `add` follows if the push is admitted.
+        """The push that a call makes. Changes nothing; `count_push` follows if the push is admitted.
 
         Raises:
             RoomError: The items do not fit the span or the pools.
@@ -228,7 +227,7 @@ class PushChecks:
             final = (span[1] == tokens and layers is None) if last is None else switch(last, "'last'", error=RoomError)
         except RoomError as error:
             raise self.error(error.reason.what, error.reason.cause) from None
-        checked = self._check(items, span, final, span[1] if tokens is None and final else tokens)
+        checked = self._check_items(items, span, final, span[1] if tokens is None and final else tokens)
         if layers is not None:
             self._check_layered(checked, final)
         return Push(self._count, checked, span, layers, ready, final)
@@ -238,7 +237,7 @@ class PushChecks:
         """Whether a push was made."""
         return self.complete or self._count > 0
 
-    def add(self, push: Push) -> None:
+    def count_push(self, push: Push) -> None:
         """Note a push that was checked and admitted."""
         self.complete = push.last
         if push.last:
@@ -279,7 +278,7 @@ class PushChecks:
         except RoomError as error:
             raise self.error(error.reason.what, error.reason.cause) from None
 
-    def _check(
+    def _check_items(
         self, items: Mapping[str, Any], span: tuple[int, int], final: bool, tokens: int | None
     ) -> dict[str, Items]:
         """Check the items of a push. ``tokens``: N, or where the last push ends; ``None`` if neither is known."""

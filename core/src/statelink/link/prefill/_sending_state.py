@@ -16,7 +16,7 @@ from statelink.link._room_state import RoomState
 from statelink.link._status import ENDED, Status
 from statelink.link.peers import Explaining
 
-from ._delivery import Delivery
+from ._outgoing import OutgoingDelivery
 
 if TYPE_CHECKING:
     from statelink import wire
@@ -58,7 +58,7 @@ class SendingState(RoomState):
     keepers: frozenset[str] = frozenset()
     _pushes = 0
     _complete = False
-    _first: Delivery | None = None
+    _first: OutgoingDelivery | None = None
     """The first of the deliveries."""
 
     def __init__(
@@ -83,7 +83,7 @@ class SendingState(RoomState):
         self._requests = requests
         self._uses_in_flight = uses_in_flight
         self._siblings = siblings
-        self._deliveries: dict[str, Delivery] = {}
+        self._deliveries: dict[str, OutgoingDelivery] = {}
         self._queue: deque[Push] = deque()
         self._carriers: dict[str, str] = {}
         """The transport that carried the bytes to a destination, by its link name, once they all are there."""
@@ -110,7 +110,7 @@ class SendingState(RoomState):
         if self.standings is None:
             self._siblings.check()
             self.standings = Standings(self._siblings.count)
-            self.context.post(lambda: self._siblings.ask(self))
+            self.context.post_job(self._siblings.ask, self)
         return self.standings.least(self.status)
 
     # What decode has said of the room.
@@ -138,11 +138,11 @@ class SendingState(RoomState):
         return bool(self._deliveries)
 
     @property
-    def deliveries(self) -> list[Delivery]:
+    def deliveries(self) -> list[OutgoingDelivery]:
         """One for each rank of the instance that the room belongs to. Any thread."""
         return list(self._deliveries.values())
 
-    def delivery_to(self, peer: str) -> Delivery | None:
+    def delivery_to(self, peer: str) -> OutgoingDelivery | None:
         """The delivery to a rank, if the room belongs to its instance."""
         return self._deliveries.get(peer)
 
@@ -151,7 +151,7 @@ class SendingState(RoomState):
 
         If that fails, returns why, and the rank that it is about. The caller then fails the room.
         """
-        opened: list[Delivery] = []
+        opened: list[OutgoingDelivery] = []
         first = asked[0][1]
         tokens = self.tokens
         if tokens is None:
@@ -165,7 +165,7 @@ class SendingState(RoomState):
             try:
                 if request.content != self.content:
                     raise _differing(self.content, request.content)
-                delivery = Delivery.of(self.context, rank, request, tokens)
+                delivery = OutgoingDelivery.of(self.context, rank, request, tokens)
                 opened.append(delivery)
                 if request.prefix != first.prefix:
                     raise MismatchError(
@@ -212,7 +212,7 @@ class SendingState(RoomState):
         self._items.append(push.items)
         if self.status in ENDED:  # it failed in the meantime
             self._budget.count(-1)
-            self.update_memory()
+            self.prove_quiesced()
             return
         self._queue.append(push)
         if self._deliveries and self._ends_right(push):
@@ -229,9 +229,9 @@ class SendingState(RoomState):
             if len(self._deliveries) > 1:
                 self._budget.count(len(self._deliveries) - 1)  # one for each destination now
             for delivery in self._deliveries.values():
-                delivery.start(push, self._moved_push)
+                delivery.start_push(push, self._push_moved)
 
-    def _moved_push(self, delivery: Delivery, pushed: PushResult) -> None:
+    def _push_moved(self, delivery: OutgoingDelivery, pushed: PushResult) -> None:
         """A push is visible at a destination, or failed; or a last one is landing there. Control thread."""
         if pushed.landing:
             # Decode learns from this message which transport carries the bytes.
@@ -268,14 +268,14 @@ class SendingState(RoomState):
                 self._maybe_succeed()
         self._after_change()
 
-    def _finish(self, delivery: Delivery, pushed: PushResult) -> None:
+    def _finish(self, delivery: OutgoingDelivery, pushed: PushResult) -> None:
         finished = delivery.finish(pushed)
         self._carriers[delivery.rank.name] = finished.transport
         self._ranks.send(finished)
 
     # What decode says.
 
-    def received(self, delivery: Delivery) -> None:
+    def received(self, delivery: OutgoingDelivery) -> None:
         """A destination has everything from every prefill rank."""
         if not delivery.finished:
             return
@@ -288,13 +288,13 @@ class SendingState(RoomState):
             if not each.received or not each.ended:
                 return
         self.step(Status.SUCCEEDED)
-        self.update_memory()
+        self.prove_quiesced()
 
-    def note(self, delivery: Delivery, component: str, payload: bytes) -> None:
+    def note(self, delivery: OutgoingDelivery, component: str, payload: bytes) -> None:
         """Give a send hook the message of its counterpart."""
         delivery.note(component, payload, self.fail)
 
-    def given_up(self, delivery: Delivery, reason: Reason) -> None:
+    def given_up(self, delivery: OutgoingDelivery, reason: Reason) -> None:
         """A destination has failed the room."""
         had_drained = delivery.drained
         self.fail(reason)  # this sends Drained once nothing is in flight to the destination
@@ -381,9 +381,9 @@ class SendingState(RoomState):
                 self._ranks.send(delivery.say_drained())
             if not delivery.in_flight.on(Side.SOURCE):
                 delivery.tell_released()
-        self.update_memory()
+        self.prove_quiesced()
 
-    def _looked_after(self, delivery: Delivery) -> None:
+    def _looked_after(self, delivery: OutgoingDelivery) -> None:
         """Transfers that a failed room left behind were polled. Control thread."""
         if delivery.in_flight.unproven:
             self._uses_in_flight.add(delivery.use)
@@ -391,8 +391,7 @@ class SendingState(RoomState):
             self._uses_in_flight.discard(delivery.use)
         self._after_change()
 
-    def update_memory(self) -> None:
-        """See `RoomState.update_memory`."""
+    def _untouched(self) -> bool:
         ended = self.status in ENDED
         unread = ended or bool(self._deliveries)
         for each in self._deliveries.values():
@@ -401,9 +400,7 @@ class SendingState(RoomState):
                 break
         if ended and unread:
             self.settled = self._pushes  # before it is quiet: then a thread of the engine may name more in vain
-        self._memory_is_quiet(not self._pushes or unread)
-        if ended:
-            self._table.forget(self)
+        return not self._pushes or unread
 
     # Words.
 

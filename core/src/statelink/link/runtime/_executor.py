@@ -135,7 +135,7 @@ class KeyedExecutor:
         self._threads: list[threading.Thread] = []
         self._closed = False
 
-    def submit(self, key: Hashable, job: Job) -> None:
+    def submit_job(self, key: Hashable, job: Job) -> None:
         """Run ``job`` after every earlier job of the same key. After `close`, jobs are dropped. Any thread."""
         with self._order.lock:
             if self._closed:
@@ -144,7 +144,7 @@ class KeyedExecutor:
                 self.start(key, job)
 
     def submit_after(self, key: Hashable, job: Job, seconds: float) -> None:
-        """As `submit`, once so many seconds have passed. Called by a job of this executor."""
+        """As `submit_job`, once so many seconds have passed. Called by a job of this executor."""
         with self._order.lock:
             if not self._closed:
                 heapq.heappush(self._later, _Later(time.monotonic() + seconds, next(self._numbers), key, job))
@@ -152,7 +152,7 @@ class KeyedExecutor:
     def run_here(self, key: Hashable, job: Job, *, alone: bool = False) -> bool:
         """Run a short job on this thread, if no earlier job of its key and no lack of threads stands before it.
 
-        Returns whether it was run. If not, nothing happened: use `submit`. Any thread.
+        Returns whether it was run. If not, nothing happened: use `submit_job`. Any thread.
 
         Args:
             key: The key.
@@ -175,12 +175,12 @@ class KeyedExecutor:
         return True
 
     def submit_promptly(self, key: Hashable, job: Job, *, alone: bool = False) -> None:
-        """As `submit`, for a short job that never blocks: it runs on this thread, unless something stands before it.
+        """As `submit_job`, for a short job that never blocks: it runs here, unless something stands before it.
 
         ``alone`` is as for `run_here`.
         """
         if not self.run_here(key, job, alone=alone):
-            self.submit(key, job)
+            self.submit_job(key, job)
 
     def revive(self) -> None:
         """Start a thread if jobs are ready and no thread is there. Any thread; called now and then."""

@@ -71,7 +71,7 @@ class Loop:
 
     def __init__(self, begin: Callable[[], None] = lambda: None) -> None:
         self._begin = begin
-        self._posted: deque[Callable[[], None]] = deque()
+        self._posted: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._bell = Bell()
@@ -111,19 +111,19 @@ class Loop:
         """Whether the thread waits, or is about to, and no posted job waits for it. Any thread; never blocks."""
         return self.asleep and not self._posted
 
-    def post(self, job: Callable[[], None]) -> None:
-        """Run ``job``, in order of posting. Callable from any thread; never blocks."""
-        self._posted.append(job)
+    def post_job(self, job: Callable[..., object], *given: Any) -> None:
+        """Run ``job`` with what is given, in order of posting. Callable from any thread; never blocks."""
+        self._posted.append((job, given))
         if self.asleep:
             self.wake()
 
     def post_quietly(self, job: Callable[[], None]) -> None:
-        """As `post`, but let the thread sleep on: the job runs once something else wakes it. A heartbeat does.
+        """As `post_job`, but let the thread sleep on: the job runs once something else wakes it. A heartbeat does.
 
         If the job must run at once in some case, look for that case after this call, and then call `wake`. A look
         before this call could miss what the control thread notes in between. Callable from any thread; never blocks.
         """
-        self._posted.append(job)
+        self._posted.append((job, ()))
 
     def wake(self) -> None:
         """Have posted jobs run soon. Callable from any thread; never blocks."""
@@ -146,7 +146,7 @@ class Loop:
         self.guard(self._begin)
         while not self._stop:
             # This is set before the loop looks at the queue. A thread that posts after that look then finds it set,
-            # and wakes the loop, because `post` adds the job first and reads this afterwards.
+            # and wakes the loop, because `post_job` adds the job first and reads this afterwards.
             self.asleep = True
             timeout = self._timers[0][0] - self.now() if self._timers else None
             if self._posted:
@@ -176,7 +176,8 @@ class Loop:
             try:
                 while left:
                     left -= 1
-                    self._posted.popleft()()
+                    job, given = self._posted.popleft()
+                    job(*given)
             except BaseException:  # as in `guard`
                 log.exception("a job of the control thread failed")
 
@@ -194,7 +195,7 @@ class Loop:
         def last() -> None:
             self._stop = True
 
-        self.post(last)
+        self.post_job(last)
         if self._thread is None:
             self._close()
         else:

@@ -80,7 +80,7 @@ class Workers:
         """Run ``job`` on an executor, and ``then`` on the control thread after it. Any thread.
 
         Args:
-            submit: `KeyedExecutor.submit` of one of this object's, or `KeyedExecutor.submit_promptly`.
+            submit: `KeyedExecutor.submit_job` of one of this object's, or `KeyedExecutor.submit_promptly`.
             key: The job runs after every earlier job of the same key.
             job: May block.
             then: Called with the job's result and ``None``, or with ``None`` and the reason if the job raised.
@@ -92,9 +92,9 @@ class Workers:
                 result = job()
             except BaseException as error:
                 reason = reason_of(error, **who)
-                self._loop.post(lambda: then(None, reason))
+                self._loop.post_job(then, None, reason)
             else:
-                self._loop.post(lambda: then(result, None))
+                self._loop.post_job(then, result, None)
 
         submit(key, work)
 
@@ -121,7 +121,7 @@ class Workers:
         if self._run_here(key, work):
             then(*outcome)
         else:
-            self.run(self.fences.submit, key, job, then, **who)
+            self.run(self.fences.submit_job, key, job, then, **who)
 
     def submit_promptly(self, key: Hashable, job: Callable[[], None]) -> None:
         """Run a short job of `fences` that never blocks: in this call, unless something stands before it.
@@ -129,7 +129,7 @@ class Workers:
         Control thread.
         """
         if not self._run_here(key, job):
-            self.fences.submit(key, job)
+            self.fences.submit_job(key, job)
 
     def _run_here(self, key: Hashable, job: Callable[[], None]) -> bool:
         """Run a short job of `fences` on this thread, in its place among the jobs of its key. Returns whether it ran.
@@ -169,9 +169,9 @@ class Workers:
 
         def work() -> None:
             polled = self._poll(transfers)
-            self._loop.post(lambda: then(polled))
+            self._loop.post_job(then, polled)
 
-        self.fences.submit(key, work)
+        self.fences.submit_job(key, work)
 
     def run_transfer(
         self, job: Callable[[], Transfer | None], then: Callable[[bool, Reason | None], None], **who: object
@@ -192,10 +192,10 @@ class Workers:
                 raise BackendDefect.returned(self._backend, "a hook returned", transfer, "a Transfer or None")
         except BaseException as error:
             reason = reason_of(error, **who)
-            self._loop.post(lambda: then(False, reason))
+            self._loop.post_job(then, False, reason)
         else:
             if transfer is None:
-                self._loop.post(lambda: then(True, None))
+                self._loop.post_job(then, True, None)
             else:
                 self.watch(transfer, then, **who)
 
@@ -218,12 +218,12 @@ class Workers:
                 wrong = BackendDefect.returned(self._backend, "`Transfer.outcome` is", outcome, "an Outcome")
                 log.error("%s", wrong)
                 reason = reason_of(wrong, **who)
-            self._loop.post(lambda: then(ok, reason))
+            self._loop.post_job(then, ok, reason)
             return
         again: Job = partial(self.watch, transfer, then, **who)
         # Only the control thread has timers: it waits, and then submits the next poll to a data thread.
-        look = partial(self.fences.submit, ("await", id(transfer)), again)
-        self._loop.post(lambda: self._loop.after(POLL if polled else POLL_BROKEN, look))
+        look = partial(self.fences.submit_job, ("await", id(transfer)), again)
+        self._loop.post_job(self._loop.after, POLL if polled else POLL_BROKEN, look)
 
     def _poll(self, transfers: list[Transfer]) -> bool:
         try:
@@ -292,5 +292,5 @@ class Workers:
         except RuntimeError:
             # The system has no thread left, or the interpreter is about to end and starts none. The control thread has
             # nothing else to do.
-            self._loop.post(run)
+            self._loop.post_job(run)
         return over.wait(timeout) and ended

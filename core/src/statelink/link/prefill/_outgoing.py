@@ -11,7 +11,7 @@ from statelink.backend import SendHook
 from statelink.errors import MismatchError, Reason, StatelinkError
 from statelink.plan import Items, checked_int, required
 
-from ._in_flight import DeliveryInFlight, RequestId
+from ._in_flight import OutgoingInFlight, RequestId
 from ._pusher import Pusher
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from ._line import Line
     from ._push import Push, PushResult
 
-__all__ = ["Delivery"]
+__all__ = ["OutgoingDelivery"]
 
 
-class Delivery:
+class OutgoingDelivery:
     """One destination of one room, from its request until nothing is in flight. Belongs to the control thread.
 
     Its `Pusher` does the work, whenever the `Line` of the decode rank lets it, and posts the results to the control
@@ -72,7 +72,7 @@ class Delivery:
         self.ended = False
         self.received = False
         self.drained = False
-        self.in_flight = DeliveryInFlight(context.loop, context.workers, rank)
+        self.in_flight = OutgoingInFlight(context.loop, context.workers, rank)
         self._context = context
         self._plan = plan
         self._key = "peer", rank.name
@@ -84,7 +84,7 @@ class Delivery:
         self._released = False
 
     @classmethod
-    def of(cls, context: Context, rank: DecodeRank, request: wire.Request, tokens: int) -> Delivery:
+    def of(cls, context: Context, rank: DecodeRank, request: wire.Request, tokens: int) -> OutgoingDelivery:
         """Check a request, and make its delivery.
 
         Args:
@@ -137,11 +137,11 @@ class Delivery:
         """
         self._pusher.open_hooks()
 
-    def start(self, push: Push, then: Callable[[Delivery, PushResult], None]) -> None:
+    def start_push(self, push: Push, then: Callable[[OutgoingDelivery, PushResult], None]) -> None:
         """Move a push after those before it. ``then`` is called on the control thread with each `PushResult`."""
         self.in_flight.jobs += 1
         blocks, nbytes = self._most(push)
-        self._line.add(self._pusher, push, partial(then, self), blocks, nbytes)
+        self._line.add_push(self._pusher, push, partial(then, self), blocks, nbytes)
 
     def _most(self, push: Push) -> tuple[int, int]:
         """Most blocks and bytes that a push becomes."""
@@ -173,7 +173,7 @@ class Delivery:
                 failed(reason)
 
         who = {"room": self.request.room, "component": component, "peer": self.rank.name}
-        workers.run(workers.fences.submit, ("hook", self.request.room), call, done, **who)
+        workers.run(workers.fences.submit_job, ("hook", self.request.room), call, done, **who)
 
     def cancel(self) -> None:
         """The room failed: stop what is under way, and call the hooks' ``abort``."""
@@ -193,7 +193,7 @@ class Delivery:
                 self._submit(partial(hook.released, self._pusher.context_of(name)))
 
     def _submit(self, job: Job) -> None:
-        self._context.workers.moves.submit(self._key, job)
+        self._context.workers.moves.submit_job(self._key, job)
 
     # Messages.
 

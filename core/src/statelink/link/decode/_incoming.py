@@ -15,7 +15,7 @@ from statelink.link._reasons import BackendDefect
 from statelink.link._room_state import room_reason
 from statelink.link._verify import differing
 
-from ._in_flight import Proof, WriterInFlight
+from ._in_flight import IncomingInFlight, Proof
 from ._receive_context import ReceiveHookContext
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ._instance import PrefillRank
     from ._receiving import Accepted
 
-__all__ = ["Writer"]
+__all__ = ["IncomingDelivery"]
 
 MOST_DEADLINE_SECONDS = 1e9
 """Most seconds that a request states for its room. An engine's deadline may be infinite."""
@@ -37,7 +37,7 @@ Done = Callable[[Reason | None], None]
 """Called on the control thread when a hook or a comparison has ended: with the reason if it failed, else ``None``."""
 
 
-class Writer:
+class IncomingDelivery:
     """One prefill rank's part of one room: its receive hooks, its grant, and what of it is in flight.
 
     Belongs to the control thread, except for `prepare`, which may run on a data thread. Methods of a hook that a
@@ -73,7 +73,7 @@ class Writer:
         assert part is not None
         self.rank = rank
         self.finished = False
-        self.in_flight = WriterInFlight()
+        self.in_flight = IncomingInFlight()
         self.met = False
         self.moved: Mapping[str, Moved] = {}
         self.hooks: dict[str, ReceiveHook] = {}
@@ -119,7 +119,8 @@ class Writer:
             BaseException: What a hook or the backend raises; a `StatelinkError` if a hook returns too many bytes.
         """
         for name, hook in self.hooks.items():
-            prepared = hook.prepare(self._context_of(name))
+            overridden = type(hook).prepare is not ReceiveHook.prepare
+            prepared = hook.prepare(self._context_of(name)) if overridden else b""
             if len(prepared) > MAX_PREPARED:
                 raise StatelinkError(
                     f"the receive hook of component {name!r} prepared {len(prepared)} bytes",
@@ -187,7 +188,7 @@ class Writer:
         if hook is not None:
             self._run(component, partial(hook.message, self._context_of(component), payload), then)
 
-    def finish(self, message: wire.Finished, landed: Callable[[Writer], None]) -> Reason | None:
+    def finish(self, message: wire.Finished, landed: Callable[[IncomingDelivery], None]) -> Reason | None:
         """Take its last message.
 
         Args:
@@ -210,7 +211,7 @@ class Writer:
                 return self._reason("room.bytes", what)
             self._finishing = True
             # A thread of the backend calls this, or this thread.
-            then = partial(self._context.post, partial(landed, self))
+            then = partial(self._context.post_job, partial(landed, self))
             use = self.rank.name, accepted.room, accepted.generation
             nbytes = sum(self._expected.values())
             if nbytes:
@@ -280,7 +281,7 @@ class Writer:
             then(self._not_as_sent(found) if found else defect)
 
         who = {"room": accepted.room, "peer": self.rank.name}
-        workers.run(workers.checks.submit, ("room", accepted.room, self.rank.name), job, done, **who)
+        workers.run(workers.checks.submit_job, ("room", accepted.room, self.rank.name), job, done, **who)
 
     def _not_as_sent(self, found: Mapping[str, str]) -> Reason:
         return self._reason(
@@ -331,7 +332,7 @@ class Writer:
                 workers.watch(transfer, lambda ok, _: closed(name, Proof.REVOKED) if ok else None)
 
         prompt = self._context.backend.capabilities.prompt_fences
-        (workers.submit_promptly if prompt else workers.fences.submit)(("room", accepted.room), job)
+        (workers.submit_promptly if prompt else workers.fences.submit_job)(("room", accepted.room), job)
 
     def tell_released(self) -> None:
         """Call the hooks' ``released``, once, if nothing of this writer is in flight on this side."""
@@ -343,7 +344,7 @@ class Writer:
             if type(hook).released is not ReceiveHook.released:
                 call = partial(hook.released, self._context_of(name))
                 if self.in_flight.asked:
-                    workers.moves.submit(("hook", room), call)
+                    workers.moves.submit_job(("hook", room), call)
                 else:  # a data thread may still be in `prepare`
                     self._submit(call)
 
@@ -389,7 +390,7 @@ class Writer:
         # First to `fences` with the room's key, so that this follows `prepare`. Then on to `moves`, so that a hook that
         # takes long does not delay fences.
         workers, room = self._context.workers, self._accepted.room
-        workers.fences.submit(("room", room), partial(workers.moves.submit, ("hook", room), job))
+        workers.fences.submit_job(("room", room), partial(workers.moves.submit_job, ("hook", room), job))
 
     # Words.
 

@@ -141,23 +141,23 @@ class ReceivingState(RoomState):
             self._writers[writer.rank.name] = writer
             prompt = prompt and writer.prompt
 
-        # This runs on a data thread, or here if every hook is prompt. `prepared` runs after it, on the control thread.
-        # The room may have failed in between.
-        def prepare() -> None:
-            for writer in writers:
-                writer.prepare()
-
-        def prepared(_: None, reason: Reason | None) -> None:
-            if reason is not None:
-                self.fail(reason)
-            else:
-                self._request()
-
         workers, who = self.context.workers, {"room": self.room, "backend": self.context.backend.name}
         if prompt:
-            workers.run_promptly(("room", self.room), prepare, prepared, **who)
+            workers.run_promptly(("room", self.room), self._prepare, self._prepared, **who)
         else:
-            workers.run(workers.fences.submit_job, ("room", self.room), prepare, prepared, **who)
+            workers.run(workers.fences.submit_job, ("room", self.room), self._prepare, self._prepared, **who)
+
+    def _prepare(self) -> None:
+        """Ask all hooks, and grant the memory. A data thread, or the control thread if every hook is prompt."""
+        for writer in self._writers.values():
+            writer.prepare()
+
+    def _prepared(self, _: None, reason: Reason | None) -> None:
+        """`_prepare` has ended; the room may have failed meanwhile. Control thread."""
+        if reason is not None:
+            self.fail(reason)
+        else:
+            self._request()
 
     def _request(self) -> None:
         if self.status in ENDED:

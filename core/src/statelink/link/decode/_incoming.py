@@ -1,4 +1,4 @@
-"""One prefill rank that writes for one room."""
+"""An incoming delivery: what one prefill rank owes to one room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one room owes to one decode rank."""
+"""An outgoing delivery: what one room owes to one decode rank."""
 
 from __future__ import annotations
 

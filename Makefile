@@ -87,10 +87,10 @@ demo: $(DEMO) ## Hand real requests from prefill to decode: make demo BACKEND=tc
 check: $(DEV) ## Run every static check: ruff, format, mypy, import rules, private modules in tests, names, spelling
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy $(wildcard core/src core/tests plugins/*/src plugins/*/tests plugins/*/simulator plugins/ascend/standin adapters/*/src adapters/*/tests \
+	$(BIN)/mypy $(wildcard core/src core/tests plugins/*/src plugins/*/tests plugins/ascend/standin adapters/*/src adapters/*/tests \
 	  adapters/testing docs/conf.py examples/two_processes.py examples/unequal_ranks.py examples/one_minute.py examples/layers.py examples/demo/src examples/demo/tests tests benchmarks tools)
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/python -m tools.private_modules tests core/tests $(wildcard plugins/*/tests plugins/*/simulator) \
+	$(BIN)/python -m tools.private_modules tests core/tests $(wildcard plugins/*/tests) \
 	  $(wildcard adapters/*/tests) adapters/testing examples benchmarks --without tests/model --without benchmarks/fast_paths.py
 	$(BIN)/python -m tools.names core/src/statelink $(wildcard plugins/*/src/statelink_* adapters/*/src/statelink_*)
 	$(BIN)/codespell
@@ -131,14 +131,13 @@ CONFORM := $(filter-out conform-mori,$(PLUGINS:%=conform-%))
 $(CONFORM): conform-%: setup
 	$(BIN)/python -m pytest plugins/$*/tests $(or $(ARGS),--numprocesses=3 --dist=loadfile)
 
-# In an environment of its own, with the one Python that MoRI has wheels for. VERSION names another release than the newest:
-# what is written for the newest alone is then left out, the answers that the simulator was compared with.
-MORI_TESTS = $(or $(ARGS),--numprocesses=3 --dist=loadfile $(if $(VERSION),--ignore=plugins/mori/tests/test_simulator.py,--statelink-report=$(FOUND)/mori.json))
+# In an environment of its own, with the one Python that MoRI has wheels for. Where that is not there, only CI fails. VERSION
+# names another release than the newest.
+MORI_TESTS = $(or $(ARGS),--numprocesses=3 --dist=loadfile $(if $(VERSION),,--statelink-report=$(FOUND)/mori.json))
 conform-mori: setup ## Run the real MoRI, over a stand-in for its network card: the plugin's tests, and the conformance kit
 	$(if $(ARGS),,@rm -f $(FOUND)/mori.json)
 	@python=$$(PYTHON3_10="$(PYTHON3_10)" tools/mori-env.sh $(VERSION)) || { rc=$$?; \
-	  if [ "$$rc" != 3 ] || [ "$${CI:-}" = true ]; then exit "$$rc"; fi; \
-	  echo "The real MoRI cannot be had here: this runs its simulator instead."; python=$(BIN)/python; }; \
+	  if [ "$$rc" = 3 ] && [ "$${CI:-}" != true ]; then echo "skipped: MoRI cannot be had here"; exit 0; fi; exit "$$rc"; }; \
 	STATELINK_TEST_REQUIRE=mori "$$python" -m pytest plugins/mori/tests $(MORI_TESTS)
 
 release-check: $(DEV) ## Once a release: build every distribution from a clean tree, look into it, install and try it

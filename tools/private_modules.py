@@ -13,9 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-OURS = r"\b(?:statelink(?:_\w+)?|mori|memfabric_hybrid)"
-"""The packages, and the simulators of libraries that have them."""
-PRIVATE = re.compile(rf"{OURS}(?:\.\w+)*\._(?!_)\w+")
+PRIVATE = re.compile(r"\bstatelink(?:_\w+)?(?:\.\w+)*\._(?!_)\w+")
 
 
 def names(node: ast.AST) -> Iterator[str]:

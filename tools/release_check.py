@@ -43,7 +43,7 @@ PLACES = (
     "adapters/vllm",
     "examples/demo",
 )
-NOT_SHIPPED = frozenset({"tests", "simulator", "standin", "conftest.py", "__pycache__", "build", "dist"})
+NOT_SHIPPED = frozenset({"tests", "standin", "conftest.py", "__pycache__", "build", "dist"})
 """Names of files and folders that no archive has."""
 SMOKE = """
 import importlib, importlib.metadata, json, pathlib, subprocess, sys

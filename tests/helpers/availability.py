@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 import functools
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 from statelink.errors import StatelinkError
 from statelink.registry import load_backend
-
-PLUGINS = Path(__file__).parents[2] / "plugins"
-SIMULATED = frozenset({"mori"})
-"""Backends whose library has a simulator."""
-
-
-def environment_of(backend: str) -> dict[str, str]:
-    """What a process needs in its environment to find the backend's library, or where that cannot run its simulator."""
-    if backend not in SIMULATED or not problem_of(backend):
-        return {}
-    return {"PYTHONPATH": os.pathsep.join([str(PLUGINS / backend / "simulator"), *filter(None, sys.path)])}
 
 
 @functools.cache

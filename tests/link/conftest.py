@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.helpers.availability import environment_of
 from tests.helpers.engine import Engine, LinkHandle
 from tests.helpers.pair import Pair
 from tests.helpers.pools import Component, hybrid
@@ -33,8 +32,7 @@ class TwoEngines:
 
     def __init__(self, backend: str, folder: Path) -> None:
         self.backend, self.folder = backend, folder
-        self._environment = environment_of(backend)
-        self.prefill, self.decode = (Engine(folder, name, (), self._environment) for name in ("prefill", "decode"))
+        self.prefill, self.decode = (Engine(folder, name) for name in ("prefill", "decode"))
         self.engines = [self.prefill, self.decode]
         self.untidy = False
         self.usual: dict[str, Any] = {}
@@ -59,7 +57,7 @@ class TwoEngines:
         return self.start(1)[0]
 
     def _start(self, *inside: str) -> Engine:
-        made = Engine(self.folder, f"other-{next(_numbers)}", inside, self._environment)
+        made = Engine(self.folder, f"other-{next(_numbers)}", inside)
         made.start(Host.warm, self.backend)
         return made
 

@@ -40,7 +40,7 @@ def test_every_distribution_is_checked_and_has_the_licence() -> None:
 
 @pytest.mark.parametrize("place", ["core", "plugins/mori"])
 def test_archives_have_types_and_the_licence_and_no_tests(place: str, tmp_path: Path) -> None:
-    """``plugins/mori`` has a simulator and tests in its folder."""
+    """``plugins/mori`` has a stand-in and tests in its folder."""
     made = build(ROOT / place, tmp_path / "dist")
     for archive in (made.sdist, made.wheel):
         assert list(defects(archive)) == []

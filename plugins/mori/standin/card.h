@@ -1,5 +1,8 @@
 // The stand-in's network card: memory that is registered, queue pairs, and what they move between processes. Tests change
-// it by the environment variables MORI_SIM_*, which mean what they mean to the simulator: see simulator/mori/__init__.py.
+// it by environment variables: MORI_SIM_GPUS (1) and MORI_SIM_PORTS (1), GPUs that ROCm reports, and active RDMA ports;
+// MORI_SIM_MEMLOCK and MORI_SIM_MAX_MSG, bytes that a process may pin, and that one request may carry; and three that name
+// a file: while it exists, no byte moves (MORI_SIM_HOLD), the card reports errors (MORI_SIM_BREAK), or it breaks connections
+// by itself (MORI_SIM_FAULT).
 
 #ifndef CARD_H
 #define CARD_H

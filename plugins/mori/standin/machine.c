@@ -1,5 +1,5 @@
-// What MoRI asks of ROCm and of the PCI bus before it moves host memory: HIP has no device, rocm-smi counts one GPU, and
-// the bus is empty.
+// What MoRI asks of ROCm and of the PCI bus before it moves host memory: rocm-smi counts one GPU, or MORI_SIM_GPUS, HIP can
+// use them only where there are several, and the bus is empty.
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -7,8 +7,18 @@
 
 enum { HIP_NO_DEVICE = 100 };
 
+static int gpus(void) {
+  const char *given = getenv("MORI_SIM_GPUS");
+  return given != NULL ? atoi(given) : 1;
+}
+
 int hipGetDeviceCount(int *count) {
-  *count = 0;
+  *count = gpus() > 1 ? gpus() : 0;
+  return 0;
+}
+
+int hipDeviceCanAccessPeer(int *can, int from, int to) {
+  *can = 1;
   return 0;
 }
 
@@ -28,8 +38,7 @@ int rsmi_init(uint64_t flags) { return 0; }
 int rsmi_shut_down(void) { return 0; }
 
 int rsmi_num_monitor_devices(uint32_t *count) {
-  const char *gpus = getenv("MORI_SIM_GPUS");
-  *count = gpus != NULL ? atoi(gpus) : 1;
+  *count = gpus();
   return 0;
 }
 

@@ -1,4 +1,4 @@
-"""Bytes over each of the library's transports, and descriptors; the conformance kit is about RDMA alone."""
+"""Bytes between regions that lie side by side, and descriptors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from plugins.mori.tests.world import simulator_only
 from tests.helpers import backend_peer
 from tests.helpers.backend_peer import MIB, Pair, connected, move
 
@@ -21,18 +20,10 @@ LAYOUT = ((2 * MIB + 1, 350_001, 8191), (100_000,))
 """Regions on each side: three side by side, their borders at odd addresses, and one elsewhere."""
 NOISE = np.random.default_rng(7).integers(0, 256, 3 * MIB, dtype=np.uint8)
 
-WORDS = {"RDMA": "rdma", "XGMI": UNKNOWN}
-"""What can be said of each: whether the library reaches a GPU over XGMI, or takes RDMA, it does not tell."""
-TRANSPORTS: dict[str, tuple[dict[str, Any], str]] = {
-    "RDMA": ({}, "dram"),
-    "XGMI": ({"backends": {"XGMI": {"num_streams": 2}, "RDMA": {"qp_per_transfer": 2}}}, "cuda:0"),
-}
 
-
-@pytest.fixture(scope="module", params=["RDMA", pytest.param("XGMI", marks=simulator_only("two GPUs"))])
-def world(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    options, kind = TRANSPORTS[request.param]
-    with connected(MoriBackend, request.param, options, LAYOUT, kind) as pair:
+@pytest.fixture(scope="module")
+def world(library: None) -> Iterator[Pair]:
+    with connected(MoriBackend, "RDMA", {}, LAYOUT, "dram") as pair:
         yield pair
     assert pair.peer.end() == (0, "")
 
@@ -87,7 +78,7 @@ def test_regions_side_by_side(world: Pair) -> None:
 
 def test_transport(world: Pair) -> None:
     backend: Any = world.backend
-    assert backend.transport(world.peer.link) == WORDS[world.link.removeprefix("here-")]
+    assert backend.transport(world.peer.link) == "rdma"
     assert backend.transport("nobody") == UNKNOWN
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import itertools
 import shutil
 import socket
 import sys
@@ -15,8 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from plugins.mori.tests.world import PACKAGE, REAL, changes_the_card, simulator_only
-from tests.helpers.availability import environment_of
+from plugins.mori.tests.world import PACKAGE, REAL, changes_the_card
 from tests.helpers.backend_peer import make
 
 from statelink.backend import (
@@ -37,7 +37,6 @@ from statelink_mori import MoriBackend, Options
 class TestPackage(PackageTests):
     backend = "mori"
     library = ("mori",)
-    environment = {} if REAL else environment_of("mori")
     probes_elsewhere = True
     refused_options = [
         {"transport": "RDMA"},
@@ -52,6 +51,9 @@ class TestPackage(PackageTests):
         {"port": 1},
         {"port": 65536},
     ]
+
+
+needs_the_library = pytest.mark.usefixtures("library")
 
 
 def of(**options: Any) -> Options:
@@ -157,6 +159,7 @@ def test_diagnosis(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (environment.verdict, environment.hint) == (Verdict.PROBLEM, "unset MORI_IO_ENABLE_NOTIFICATION")
 
 
+@needs_the_library
 @pytest.mark.parametrize(
     ("value", "harms"), [("1", True), ("event", True), ("EVENT", True), ("0", False), ("polling", False)]
 )
@@ -174,47 +177,13 @@ def test_event_polling_by_the_environment(monkeypatch: pytest.MonkeyPatch, value
     assert (probe.ok, probe.reason.startswith(said)) == (not harms, harms)
 
 
+@needs_the_library
 def test_event_polling_is_of_rdma_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MORI_IO_POLL_CQ_MODE", "event")
     assert MoriBackend.probe(of(backends={"XGMI": {}})).ok
 
 
-@simulator_only("two GPUs")
-@pytest.mark.parametrize(
-    ("backends", "auto", "apart", "kinds", "word"),
-    [
-        (["RDMA"], None, False, ["cuda:0"], "rdma"),
-        (["RDMA"], "0", False, ["cuda:0"], UNKNOWN),
-        (["RDMA"], "0", False, ["dram"], "rdma"),
-        (["RDMA"], "1", False, ["cuda:0"], "rdma"),
-        (["XGMI"], None, False, ["cuda:0"], "xgmi"),
-        (["XGMI", "RDMA"], None, False, ["dram", "cuda:0"], UNKNOWN),
-        (["XGMI", "RDMA"], None, True, ["cuda:0"], "rdma"),
-    ],
-)
-def test_the_transport_that_is_left(
-    monkeypatch: pytest.MonkeyPatch, backends: list[str], auto: str | None, apart: bool, kinds: list[str], word: str
-) -> None:
-    monkeypatch.delenv("MORI_DISABLE_AUTO_XGMI", raising=False)
-    if auto is not None:
-        monkeypatch.setenv("MORI_DISABLE_AUTO_XGMI", auto)
-    options: dict[str, Any] = {"backends": {name: {} for name in backends}}
-    memory = [np.zeros(64, np.uint8) for _ in kinds]
-    regions = [Region(each.ctypes.data, 64, kind) for each, kind in zip(memory, kinds, strict=True)]
-    monkeypatch.setenv("MORI_NODE_ID", "here")
-    here = make(MoriBackend, "here", options)
-    monkeypatch.setenv("MORI_NODE_ID", "elsewhere" if apart else "here")
-    there = make(MoriBackend, "there", options)
-    for backend in (here, there):
-        backend.register(regions)
-    here.connect("there", there.descriptor(), regions)
-    assert isinstance(here, MoriBackend)
-    assert here.transport("there") == word
-    assert {word} - {UNKNOWN} <= MoriBackend.transports(of(**options))
-    here.close()
-    there.close()
-
-
+@needs_the_library
 @changes_the_card
 @pytest.mark.parametrize(
     ("options", "environment", "said"),
@@ -231,18 +200,10 @@ def test_the_transport_that_is_left(
             {},
             "RuntimeError: Invalid RDMA config: chunkBytes must be >= 4096 when chunking is enabled",
         ),
-        pytest.param(
+        (
             {},
-            {"MORI_SIM_PORTS": "0", "MORI_DISABLE_AUTO_XGMI": "0"},
+            {"MORI_SIM_GPUS": "2", "MORI_SIM_PORTS": "0", "MORI_DISABLE_AUTO_XGMI": "0"},
             "no RDMA port is active, and MORI_DISABLE_AUTO",
-            marks=simulator_only("two GPUs"),
-        ),
-        pytest.param(
-            {},
-            {"MORI_SIM_LACKS": "IOEngine.create_session,IOEngineSession.batch_write,MemoryDesc.numa_node"},
-            r"ImportError: this version of mori\.io has no IOEngine\.create_session, IOEngineSession\.batch_write, "
-            r"MemoryDesc\.numa_node",
-            marks=simulator_only("names that can be taken away"),
         ),
     ],
 )
@@ -257,6 +218,7 @@ def test_every_way_not_to_start(
         make(MoriBackend, "nobody", options)
 
 
+@needs_the_library
 def test_library_that_cannot_be_imported_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine started in the other process; in this one something is in the way."""
     monkeypatch.setitem(sys.modules, "mori.io", None)
@@ -279,13 +241,23 @@ def test_wheel_without_its_libraries(machine: Path) -> None:
         assert f"; {name} cannot be loaded" in reason
 
 
-def test_library_that_is_too_old(machine: Path) -> None:
-    put(machine, "packages/mori/__init__.py", "__version__ = '1.2.1'")
-    put(machine, "packages/mori/io.py")
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        ("1.2.1", "this is mori 1.2.1, which waits for ever for a peer"),
+        (
+            "1.2.4",
+            "this version of mori.io has no IOEngine.deregister_memory, IOEngine.create_session, IOEngineSession.",
+        ),
+    ],
+)
+def test_library_that_is_too_old(machine: Path, version: str, said: str) -> None:
+    """By its version, or by the names that it lacks."""
+    put(machine, "packages/mori/__init__.py", f"__version__ = {version!r}")
+    has = "create_backend = get_engine_desc = register_memory = register_remote_engine = deregister_remote_engine = 1"
+    put(machine, "packages/mori/io.py", f"class IOEngine:\n    {has}")
     reason = MoriBackend.probe(Options()).reason
-    assert reason.startswith(
-        "MoRI does not start here: ImportError: this is mori 1.2.1, which waits for ever for a peer"
-    )
+    assert reason.startswith(f"MoRI does not start here: ImportError: {said}")
     assert "; this plugin needs amd-mori 1.2.2 (exit status 1). For RDMA, " in reason
 
 
@@ -297,6 +269,7 @@ def test_library_that_aborts(machine: Path) -> None:
 # Starting and registering
 
 
+@needs_the_library
 def test_probe_that_succeeds() -> None:
     probe = MoriBackend.probe(Options())
     assert probe.ok, probe.reason
@@ -304,6 +277,7 @@ def test_probe_that_succeeds() -> None:
     assert probe.details["library"].startswith("mori ")
 
 
+@needs_the_library
 def test_busy_ports_and_bad_hosts() -> None:
     """The library would end the process, or listen somewhere else."""
     busy = socket.create_server(("127.0.0.1", 0))
@@ -320,6 +294,7 @@ def engine_of(backend: Backend) -> Any:
     return io.EngineDesc.unpack(unpack_descriptors(backend.descriptor(), nested=True)[1][0])
 
 
+@needs_the_library
 def test_a_port_of_ones_own() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -328,6 +303,7 @@ def test_a_port_of_ones_own() -> None:
     backend.close()
 
 
+@needs_the_library
 def test_keys_are_of_one_incarnation() -> None:
     """What a NIC elsewhere remembers of a key must not meet another process."""
     keys = set()
@@ -341,6 +317,7 @@ def test_keys_are_of_one_incarnation() -> None:
     assert all(key.startswith("same-") for key in keys)
 
 
+@needs_the_library
 def test_regions_that_cannot_be_registered() -> None:
     array = np.zeros(100, np.uint8)
     good = Region(array.ctypes.data, 100, "cuda:1")
@@ -354,9 +331,12 @@ def test_regions_that_cannot_be_registered() -> None:
 
 # Sessions and batches
 
+NUMBER, NUMA_NODE = 1, 8
+"""Where the library's packed descriptor of a memory has them."""
+
 
 @pytest.fixture
-def sessions(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sessions]:
+def sessions(library: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sessions]:
     found = Sessions(importlib.import_module("mori.io"), monkeypatch)
     yield found
     found.close()
@@ -382,8 +362,8 @@ class Sessions:
 
         return SimpleNamespace(allocate_transfer_uid=int, batch_write=write)
 
-    def connect(self, near: list[Region], far: list[Region]) -> Backend:
-        self.backends = [make(MoriBackend, "near"), make(MoriBackend, "far")]
+    def connect(self, near: list[Region], far: list[Region], options: dict[str, Any] | None = None) -> Backend:
+        self.backends = [make(MoriBackend, "near", options), make(MoriBackend, "far", options)]
         for backend, regions in zip(self.backends, (near, far), strict=True):
             backend.register(regions)
         self.backends[0].connect("far", self.backends[1].descriptor(), far)
@@ -410,6 +390,42 @@ def test_each_pair_of_regions_is_a_batch_of_its_own(sessions: Sessions) -> None:
     assert sessions.moved == wanted
 
 
+@pytest.mark.parametrize(
+    ("backends", "auto", "apart", "kinds", "word"),
+    [
+        (["RDMA"], None, False, ["cuda:0"], "rdma"),
+        (["RDMA"], "0", False, ["cuda:0"], UNKNOWN),
+        (["RDMA"], "0", False, ["dram"], "rdma"),
+        (["RDMA"], "1", False, ["cuda:0"], "rdma"),
+        (["XGMI"], None, False, ["cuda:0"], "xgmi"),
+        (["XGMI", "RDMA"], None, False, ["dram", "cuda:0"], UNKNOWN),
+        (["XGMI", "RDMA"], None, True, ["cuda:0"], "rdma"),
+    ],
+)
+def test_the_transport_that_is_left(
+    sessions: Sessions,
+    monkeypatch: pytest.MonkeyPatch,
+    backends: list[str],
+    auto: str | None,
+    apart: bool,
+    kinds: list[str],
+    word: str,
+) -> None:
+    monkeypatch.delenv("MORI_DISABLE_AUTO_XGMI", raising=False)
+    if auto is not None:
+        monkeypatch.setenv("MORI_DISABLE_AUTO_XGMI", auto)
+    if apart:
+        nodes = itertools.count()
+        io: Any = importlib.import_module("mori.io")
+        monkeypatch.setattr(io.EngineDesc, "node_id", property(lambda _: str(next(nodes))))
+    options: dict[str, Any] = {"backends": {name: {} for name in backends}}
+    regions = [Region(4096 * number, 64, kind) for number, kind in enumerate(kinds, 1)]
+    backend = sessions.connect(regions, regions, options)
+    assert isinstance(backend, MoriBackend)
+    assert backend.transport("far") == word
+    assert {word} - {UNKNOWN} <= MoriBackend.transports(of(**options))
+
+
 @pytest.mark.parametrize(("local", "remote", "count"), [(3, 5, 5), (200, 200, 200), (0, 1, 0), (1, 0, 0)])
 def test_sessions_that_cover_all_memories(sessions: Sessions, local: int, remote: int, count: int) -> None:
     near, far = ([Region(4096 * number, 64) for number in range(1, many + 1)] for many in (local, remote))
@@ -420,7 +436,6 @@ def test_sessions_that_cover_all_memories(sessions: Sessions, local: int, remote
             assert {pair[number].data for pair in sessions.made} == {each.address for each in regions}
 
 
-@simulator_only("GPUs, and memory on several NUMA nodes")
 @pytest.mark.parametrize(
     ("local", "remote"),
     [
@@ -433,7 +448,16 @@ def test_sessions_that_cover_all_places(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch, local: list[str], remote: list[str]
 ) -> None:
     """Devices, the host, and NUMA nodes, all of which the library keeps connections by."""
-    monkeypatch.setenv("MORI_SIM_NUMA_NODES", "2")
+    io: Any = importlib.import_module("mori.io")
+    real = io.IOEngine.register_memory
+
+    def register_memory(engine: Any, *memory: Any) -> Any:
+        """This machine has one NUMA node, so two are dealt out."""
+        values = msgspec.msgpack.decode(real(engine, *memory).pack())
+        values[NUMA_NODE] = values[NUMBER] % 2
+        return io.MemoryDesc.unpack(msgspec.msgpack.encode(values))
+
+    monkeypatch.setattr(io.IOEngine, "register_memory", register_memory)
     sides = [[Region(4096 * number, 64, kind) for number, kind in enumerate(kinds, 1)] for kinds in (local, remote)]
     sessions.connect(*sides)
     places = [

@@ -10,17 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import pytest
-from plugins.mori.tests.world import (
-    LAYOUT,
-    SIZE,
-    World,
-    batch,
-    changes_the_card,
-    fill,
-    serves,
-    short_queue,
-    simulator_only,
-)
+from plugins.mori.tests.world import LAYOUT, SIZE, World, batch, changes_the_card, fill, serves, short_queue
 from tests.helpers.backend_peer import Peer, finish, make
 
 from statelink.backend import Batch, Blocks, Region, pack_descriptors, unpack_descriptors
@@ -61,27 +51,6 @@ def test_a_peer_whose_memory_cannot_be_pinned(world: World) -> None:
     assert mortal.end()[0] == -signal.SIGABRT
     backend.connect("steady", world.peer.descriptor, world.peer.regions)
     serves(world._replace(backend=backend))
-    backend.close()
-
-
-@simulator_only("two GPUs")
-def test_pairs_that_no_transport_serves(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    options: dict[str, Any] = {"backends": {"XGMI": {}}}
-    peer = Peer(MoriBackend, "gpus", LAYOUT, options, "cuda:0").ready()
-    backend = make(MoriBackend, "gpu", options)
-    backend.register([Region(each.address, each.nbytes, "cuda:0") for each in world.memory.regions])
-    monkeypatch.setenv("MORI_SIM_GPUS", "0")
-    with pytest.raises(TransferError, match=r"region 0 here and region 0 there: none of \['XGMI'\] can serve them"):
-        backend.connect("gpus", peer.descriptor, peer.regions)
-    monkeypatch.delenv("MORI_SIM_GPUS")
-    backend.connect("gpus", peer.descriptor, peer.regions)
-    serves(world._replace(backend=backend), peer)
-    peer.kill()  # and one that is not there any more
-    transfer = finish(backend, backend.submit("gpus", batch(world, peer)))
-    assert transfer.outcome == (False, "ERR_GPU_OP: hipMemcpy: No such process", False)
-    backend.connect("gpus", peer.descriptor, peer.regions)  # the library keeps mappings, and says nothing
-    transfer = finish(backend, backend.submit("gpus", batch(world, peer)))
-    assert transfer.outcome == (False, "ERR_GPU_OP: hipMemcpy: No such process", False)
     backend.close()
 
 
@@ -141,26 +110,6 @@ def test_a_send_queue_that_is_full(world: World) -> None:
     assert {finish(backend, each).outcome for each in posted} == {(True, "", True)}
     backend.close()
     serves(world)
-
-
-@simulator_only("memory on several NUMA nodes")
-def test_memory_of_several_numa_nodes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each pair of nodes has a connection of its own: all of them are made in ``connect``, and none in ``submit``."""
-    monkeypatch.setenv("MORI_SIM_NUMA_NODES", "2")
-    peer = Peer(MoriBackend, "nodes", LAYOUT).ready()
-    backend = make(MoriBackend, "numa")
-    backend.register(world.memory.regions)
-    backend.connect("nodes", peer.descriptor, peer.regions)
-    peer.stop()
-    good = batch(world, peer).blocks
-    for near, far in ((0, 1), (1, 0), (1, 1), (0, 0)):
-        here, there = np.full(4, near, np.uint32), np.full(4, far, np.uint32)
-        shifts = [np.uint64(number * SIZE) for number in (near, far)]
-        blocks = Blocks(good.source + shifts[0], good.target + shifts[1], good.nbytes, here, there)
-        transfer = finish(backend, backend.submit("nodes", Batch(blocks, 1, 1)))
-        assert transfer.outcome == (True, "", True)
-    backend.close()
-    peer.kill()
 
 
 def test_a_session_that_cannot_be_made_for_a_part(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """A backend of MoRI in this process, connected with one in another process, and small batches between them.
 
-Which MoRI it is: the real one, if it is installed, and else the simulator. The real one has either a real network card
-under it, or the stand-in of plugins/mori/standin, which holds and breaks its card where a test asks for it.
+Under MoRI is either a real network card, or the stand-in of plugins/mori/standin, which holds and breaks its card where
+a test asks for it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,11 @@ _installed = importlib.util.find_spec("mori")
 PACKAGE = Path((_installed and _installed.origin) or "").parent
 """The folder of the real library, if it is installed."""
 REAL = _installed is not None
-"""Whether the real library is installed."""
+"""Whether it is installed."""
 STAND_IN = (PACKAGE / "standin").exists()
 """Whether its network card is a stand-in."""
 
 changes_the_card = pytest.mark.skipif(REAL and not STAND_IN, reason="this changes the network card, and it is real")
-
-
-def simulator_only(what: str) -> pytest.MarkDecorator:
-    """For a test of what neither the stand-in for the card nor this machine has."""
-    return pytest.mark.skipif(REAL, reason=f"only the simulator has {what}, and the real MoRI is installed")
 
 
 class World(NamedTuple):

@@ -12,7 +12,7 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -57,13 +57,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "nixl staged": {"staging": STAGED},
     "nixl over TCP staged": {"options": {"ucx": {"TLS": "tcp"}}, "staging": STAGED},
     "mooncake staged": {"staging": STAGED},
-}
-"""Backends and how they move bytes."""
-SIMULATED: dict[str, dict[str, Any]] = {
     "mori": {},
     "mori staged": {"staging": STAGED},
 }
-"""Those whose library may be a simulator."""
+"""Backends and how they move bytes."""
 
 
 @dataclass
@@ -184,14 +181,6 @@ def run(two_engines: TwoEngines, way: str) -> Run:
     return Run(two_engines, way, WAYS[way])
 
 
-@pytest.fixture
-def simulated(_engine_pairs: Callable[[str], TwoEngines], way: str) -> Iterator[Run]:
-    """The same, over the library that is there, or its simulator."""
-    two_engines = _engine_pairs(way.split()[0])
-    yield Run(two_engines, way, SIMULATED[way])
-    two_engines.clear()
-
-
 def check(outcome: Outcome, rooms: int) -> None:
     """Every byte is whose it should be, and aborts met the phases that so many rooms have to meet."""
     assert (outcome.foreign, outcome.wrong) == (0, 0), outcome
@@ -255,12 +244,6 @@ def play_long(run: Run, tell: Callable[[str], None]) -> None:
 @on("tcp", "nixl", "mooncake", "tcp staged")
 def test_memory_of_aborted_rooms_is_reused_at_once(run: Run) -> None:
     play(run, SHORT)
-
-
-@pytest.mark.soak  # minutes for each way: 20,000 rooms
-@pytest.mark.parametrize("way", SIMULATED)
-def test_memory_of_thousands_of_aborted_rooms_over_a_simulator(simulated: Run, tell: Callable[[str], None]) -> None:
-    play_long(simulated, tell)
 
 
 @pytest.mark.soak  # minutes for each way: 20,000 rooms

@@ -21,11 +21,11 @@ MIB = 1 << 20
 class Memory:
     """Regions of this process: those of one inner list lie side by side."""
 
-    def __init__(self, layout: Sequence[Sequence[int]], kind: str = "dram") -> None:
+    def __init__(self, layout: Sequence[Sequence[int]]) -> None:
         self.arrays: list[npt.NDArray[np.uint8]] = []
         for sizes in layout:
             self.arrays += np.split(np.zeros(sum(sizes), np.uint8), np.cumsum(sizes)[:-1])
-        self.regions = tuple(Region(array.ctypes.data, len(array), kind) for array in self.arrays)
+        self.regions = tuple(Region(array.ctypes.data, len(array)) for array in self.arrays)
 
 
 def make(backend: type[Backend], link: str, options: dict[str, Any] | None = None) -> Backend:
@@ -59,7 +59,6 @@ class Peer(RemoteBackend):
         link: Name of its link.
         layout: See `RemoteBackend`.
         options: Its options.
-        kind: What its memory is called; it is the host's.
     """
 
     def __init__(
@@ -68,10 +67,8 @@ class Peer(RemoteBackend):
         link: str,
         layout: Sequence[Sequence[int]],
         options: dict[str, Any] | None = None,
-        kind: str = "dram",
     ) -> None:
         super().__init__(backend.name, link, layout, options=options)
-        self.regions = tuple(msgspec.structs.replace(each, kind=kind) for each in self.regions)
         self.begin_open()
 
 
@@ -97,11 +94,10 @@ def connected(
     name: str,
     options: dict[str, Any],
     layout: Sequence[Sequence[int]] = ((4096,),),
-    memory_kind: str = "dram",
 ) -> Iterator[Pair]:
     """Both connected to each other, with such regions on each side; the backend here is closed at the end."""
-    peer, link = Peer(kind, f"there-{name}", layout, options, memory_kind), f"here-{name}"
-    backend, memory = make(kind, link, options), Memory(layout, memory_kind)
+    peer, link = Peer(kind, f"there-{name}", layout, options), f"here-{name}"
+    backend, memory = make(kind, link, options), Memory(layout)
     backend.register(memory.regions)
     peer.ready()
     peer.meet(link, backend.descriptor(), memory.regions)

@@ -36,57 +36,6 @@ if TYPE_CHECKING:
 
 # Bytes arrive, and nothing else changes.
 
-SHAPES = {
-    "one byte": (1, 1, 1),
-    "one large": (1, (5 << 20) + 3, (5 << 20) + 3),
-    "few unaligned": (7, 1, 1 << 20),
-    "pages": (1024, 16 << 10, 16 << 10),
-    "a thousand unaligned": (1000, 1, 4096),
-    "twenty thousand": (20_000, 1, 512),
-}
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_bytes_arrive(source: Remote, target: Remote, mode: str, shape: str) -> None:
-    count, least, most = SHAPES[shape]
-    random = np.random.default_rng(count)
-    source.memory[:] = random.integers(0, 255, SPACE, np.uint8)
-    nbytes = random.integers(least, most, count, np.uint64, endpoint=True)
-    places = []
-    for _ in range(2):  # random order and random gaps, at both ends
-        order = random.permutation(count)
-        room = nbytes + random.integers(0, max(1, (SPACE - int(nbytes.sum())) // count), count, np.uint64)
-        offsets = np.empty(count, np.uint64)
-        offsets[order] = np.concatenate((u64(0), np.cumsum(room[order])[:-1]))
-        places.append(offsets)
-    expected = target.memory.copy()
-    for here, there, length in zip(*(array.tolist() for array in (*places, nbytes)), strict=True):
-        expected[there : there + length] = source.memory[here : here + length]
-
-    join(source, target, mode)
-    order = np.argsort(places[1])
-    target.do("grant", "target", "source", 7, 9, places[1][order] + np.uint64(target.address), nbytes[order])
-    blocks = places[0] + np.uint64(source.address), places[1] + np.uint64(target.address), nbytes
-    outcome = source.do("outcome", source.do("write", "source", "target", 7, 9, *blocks))
-
-    assert outcome == (True, "", True)
-    assert np.array_equal(target.memory, expected)
-    assert source.do("mode", "source", "target") == mode
-
-
-def test_many_batches_under_way(source: Remote, target: Remote) -> None:
-    source.memory[:] = np.random.default_rng(0).integers(0, 255, SPACE, np.uint8)
-    join(source, target)
-    grant_all(target)
-    step = SPACE // 64
-    transfers = [
-        source.do("write", "source", "target", 1, 1, u64(source.address + at), u64(target.address + at), u64(step))
-        for at in range(0, SPACE, step)
-    ]
-    assert all(source.do("outcome", transfer).ok for transfer in transfers)
-    assert np.array_equal(source.memory, target.memory)
-
 
 def test_a_peer_may_send_before_it_is_known(source: Remote, target: Remote) -> None:
     ours, theirs = source.do("open", "source"), target.do("open", "target")
@@ -178,19 +127,6 @@ def test_ungranted_range(unchecked: Node, target: Remote, mode: str, case: str) 
     assert np.array_equal(target.memory[150:200], unchecked.memory[:50])
 
 
-@pytest.mark.parametrize(("room", "generation"), [(2, 1), (1, 2), (0, 0), ((1 << 64) - 1, 1)])
-@pytest.mark.parametrize("mode", MODES)
-def test_ungranted_room(source: Remote, target: Remote, mode: str, room: int, generation: int) -> None:
-    join(source, target, mode)
-    grant_all(target)
-    outcome = write(source, target, room=room, generation=generation, nbytes=3 << 20)
-    assert not outcome.ok
-    assert outcome.settled
-    assert f"no grant for room {room}, generation {generation}" in outcome.reason
-    assert untouched(target.memory)
-    assert write(source, target).ok
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_a_refusal_does_not_harm_its_neighbours(source: Remote, target: Remote, mode: str) -> None:
     """They are on one connection, and all under way at once."""
@@ -206,28 +142,6 @@ def test_a_refusal_does_not_harm_its_neighbours(source: Remote, target: Remote, 
     for part, at in enumerate(range(0, 5 * step, step)):
         there = target.memory[at : at + step]
         assert untouched(there) if part % 2 else np.array_equal(there, source.memory[at : at + step])
-
-
-def test_grant_of_another_peer(source: Remote, target: Remote) -> None:
-    join(source, target)
-    grant_all(target, a="somebody else")
-    assert "no grant for room 1" in write(source, target).reason
-    assert untouched(target.memory)
-
-
-def test_grants_add_up_and_are_taken_back(source: Remote, target: Remote) -> None:
-    join(source, target)
-    for at, nbytes in ((0, 500), (600, 400), (450, 200)):
-        target.do("grant", "target", "source", 1, 1, u64(target.address + at), u64(nbytes))
-    assert not write(source, target, nbytes=1001).ok
-    assert write(source, target).ok  # one block across all
-    assert target.do("outcome", target.do("revoke", "target", "source", 1, 1)).ok
-    assert target.do("outcome", target.do("revoke", "target", "source", 1, 1)).ok
-    target.memory[:] = POISON
-    assert "no grant" in write(source, target).reason
-    assert untouched(target.memory)
-    grant_all(target)
-    assert write(source, target).ok
 
 
 # Memory that has gone.

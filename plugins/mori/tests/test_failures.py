@@ -14,10 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from plugins.mori.tests.world import World, batch, changes_the_card, fill, serves, short_queue
-from tests.helpers.backend_peer import Peer, finish, make, move
+from tests.helpers.backend_peer import Peer, finish, make
 from tests.helpers.peers import until
 
 from statelink.backend import Batch
@@ -101,15 +100,6 @@ def test_disconnect_does_not_stop_a_transfer(world: World) -> None:
     assert world.peer.arrays[0][:4096].all()
     world.backend.connect("steady", world.peer.descriptor, world.peer.regions)
     serves(world)
-
-
-def test_close_during_a_transfer(world: World) -> None:
-    world.hold.touch()
-    transfer = world.backend.submit("steady", batch(world))
-    world.backend.close()
-    world.backend.close()
-    reason = "the backend was closed while the transfer was in progress"
-    assert transfer.outcome == (False, reason, False)
 
 
 @pytest.fixture
@@ -286,25 +276,3 @@ def test_poll_does_not_wait_for_another_thread(world: World, monkeypatch: pytest
         assert not busy.done()
         leave.set()
     finish(world.backend, transfer)
-
-
-def test_threads(world: World, mortal: Peer) -> None:
-    """Each peer has a thread of its own, and one more polls."""
-    errors: list[BaseException] = []
-
-    def work(peer: Peer) -> None:
-        try:
-            for _ in range(30):
-                for transfer in move(world.backend, peer.link, batch(world, peer).blocks):
-                    assert transfer.outcome == (True, "", True)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(peer,)) for peer in (world.peer, mortal)]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        world.backend.poll([])
-    assert not errors
-    for peer in (world.peer, mortal):
-        assert np.array_equal(peer.arrays[0][:4096], world.memory.arrays[0][:4096])

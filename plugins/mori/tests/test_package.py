@@ -459,7 +459,7 @@ def test_sessions_that_cover_all_places(
 
     monkeypatch.setattr(io.IOEngine, "register_memory", register_memory)
     sides = [[Region(4096 * number, 64, kind) for number, kind in enumerate(kinds, 1)] for kinds in (local, remote)]
-    sessions.connect(*sides)
+    sessions.connect(sides[0], sides[1])
     places = [
         {(kind.partition(":")[0], kind.partition(":")[2], number % 2) for number, kind in enumerate(kinds)}
         for kinds in (local, remote)

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 from tests.helpers.backend_peer import MIB, Memory, Pair, Peer, blocks, finish, make, move
 
@@ -130,17 +129,6 @@ def test_connecting_to_a_stopped_peer(tcp: World, stopped: Peer) -> None:
     backend.close()
 
 
-def test_close_during_a_transfer(tcp: World, stopped: Peer) -> None:
-    backend = make(NixlBackend, "closing", {**TCP, "connect_timeout": 0})
-    backend.register(tcp.memory.regions)
-    backend.connect(stopped.link, stopped.descriptor, stopped.regions)
-    transfer = backend.submit(stopped.link, everything(tcp, stopped))
-    backend.close()
-    backend.close()
-    reason = "the backend was closed while the transfer was in progress"
-    assert transfer.outcome == (False, reason, False)
-
-
 def connections() -> set[int]:
     """Descriptors of this process's connected sockets."""
     found = set()
@@ -202,32 +190,6 @@ def test_poll_does_not_wait_for_another_thread(tcp: World, stopped: Peer, monkey
     while transfer.outcome is None and time.monotonic() < deadline:
         serves(tcp, tcp.steady)
     assert transfer.outcome == (True, "", True)
-
-
-def test_threads(tcp: World) -> None:
-    """Each peer has a thread of its own, and one more polls."""
-    peers = (tcp.slow, tcp.steady)
-    for peer in peers:
-        peer.arrays[0][:] = 0
-    errors: list[BaseException] = []
-
-    def work(peer: Peer) -> None:
-        try:
-            whole = blocks(tcp.memory, peer.regions)
-            for first in range(0, whole.count, 2):
-                (transfer,) = move(tcp.backend, peer.link, whole[first : first + 2])
-                assert transfer.outcome == (True, "", True)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(peer,)) for peer in peers]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        tcp.backend.poll([])
-    assert not errors
-    for peer in peers:
-        assert np.array_equal(peer.arrays[0], tcp.memory.arrays[0])
 
 
 def test_peer_dies_during_a_copy(tcp: World) -> None:

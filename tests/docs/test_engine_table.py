@@ -24,43 +24,6 @@ def report_of(engine: str, *tests: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_every_test_has_a_row_under_its_file() -> None:
-    report = {
-        "engine": "SGLang",
-        "python": "3.11.2",
-        "cores": 2,
-        "versions": {"sglang": "0.5.23", "nixl": "none"},
-        "seconds": 119.0,
-        "files": {"tests/test_pools.py": "Real pools.", "tests/test_empty.py": "Nothing was run."},
-        "tests": [
-            {
-                "file": "tests/test_pools.py",
-                "name": "test_each_pool[mha|x]",
-                "outcome": "passed",
-                "seconds": 1.26,
-                "why": "",
-                "shows": [],
-            },
-            {
-                "file": "tests/test_pools.py",
-                "name": "test_more",
-                "outcome": "skipped",
-                "seconds": 0.0,
-                "why": "no root",
-                "shows": [],
-            },
-        ],
-    }
-    text = render(report)
-    assert text.startswith("# What the tests with SGLang found\n\n`make engine-sglang` wrote this file")
-    assert "to be shown" not in text
-    assert "1 passed, 1 skipped, in 2 minutes on 2 cores, with Python 3.11.2, sglang 0.5.23." in text
-    assert "## `test_pools.py`\n\nReal pools. 1 s.\n" in text
-    assert "| each pool: `mha/x` | passed | 1.3 |" in text
-    assert "| more | skipped: no root | 0.0 |" in text
-    assert "test_empty" not in text
-
-
 def test_a_statement_holds_if_every_test_that_shows_it_passed() -> None:
     tests = (
         row_of("test_one[a]", "passed", "tokens", "blocks"),

@@ -50,26 +50,6 @@ def row(folder: Path, name: str) -> list[str]:
     return [cell.strip() for cell in found.strip("|").split("|")]
 
 
-def test_a_run_names_the_releases_and_its_row_says_what_was_found(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    oldest, *_, newest = engine_window.releases("vllm")
-    name = f"vLLM: prefill {oldest}, decode {newest}"
-    make_that(made, f"printf '%s' '{REPORT.format('')}' > $report")
-    assert ended(monkeypatch, "--only", name) == 0
-    (said,) = (made / "log").read_text().splitlines()
-    assert said.startswith(f"engine-vllm PREFILL={oldest} DECODE={newest} ARGS=-m two_releases --junitxml=")
-    assert row(made, name)[1:6] == ["3", "2", "0", "1", "2"]
-    assert row(made, f"vLLM {oldest}")[1] == "not run"
-
-
-def test_a_test_that_fails_is_named(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = f"SGLang {engine_window.releases('sglang')[0]}"
-    make_that(made, f"printf '%s' '{REPORT.format('<failure/>')}' > $report; exit 2")
-    assert ended(monkeypatch, "--only", f"{name}") == 1
-    assert len((made / "log").read_text().splitlines()) == 1, "other runs have the name in theirs"
-    assert row(made, name)[1:5] == ["3", "1", "1", "1"]
-    assert f"- {name}: `test_a::three[x]`" in (made / "RESULTS.md").read_text()
-
-
 def test_what_failed_can_be_run_again_and_the_table_says_so(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"SGLang {engine_window.releases('sglang')[0]}"
     make_that(made, f"printf '%s' '{REPORT.format('<failure/>')}' > $report; exit 2")
@@ -88,29 +68,6 @@ def test_what_failed_can_be_run_again_and_the_table_says_so(made: Path, monkeypa
     assert f"passed when it was run again\n\n- {name}: `test_a::three[x]`, " in results
     assert ended(monkeypatch, "--only", name, "--again") == 0
     assert (made / "log").read_text().splitlines()[-1] == said, "nothing is left to run"
-
-
-@pytest.mark.parametrize("then", ["exit 2", "printf '<a><testsuite/></a>' > $report; exit 5"])
-def test_a_test_that_was_not_run_again_stays_a_failure(made: Path, monkeypatch: pytest.MonkeyPatch, then: str) -> None:
-    name = f"SGLang {engine_window.releases('sglang')[0]}"
-    make_that(made, f"printf '%s' '{REPORT.format('<failure/>')}' > $report; exit 2")
-    assert ended(monkeypatch, "--only", name) == 1
-    make_that(made, then)
-    assert ended(monkeypatch, "--only", name, "--again") == 1
-    assert row(made, name)[1:5] == ["3", "1", "1", "1"]
-    results = (made / "RESULTS.md").read_text()
-    assert f"- {name}: `test_a::three[x]`" in results
-    assert "run again" not in results
-
-
-def test_a_run_that_did_not_come_to_its_tests_is_repeated_whole(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = f"SGLang {engine_window.releases('sglang')[0]}"
-    make_that(made, "exit 2")
-    assert ended(monkeypatch, "--only", name) == 1
-    make_that(made, f"printf '%s' '{REPORT.format('')}' > $report")
-    assert ended(monkeypatch, "--only", name, "--again") == 0
-    assert " -k " not in (made / "log").read_text()
-    assert row(made, name)[1:5] == ["3", "2", "0", "1"]
 
 
 @pytest.mark.parametrize("then", ["exit 2", "printf '<a><testsuite tests=\"0\"/></a>' > $report; exit 5"])

@@ -154,9 +154,3 @@ def test_without_a_card(
     said = capsys.readouterr().out
     assert "these parts would run" in said
     assert all(name in said for name in (gpu.QUICK if mode else gpu.PARTS))
-
-
-def test_no_part_begins_when_the_time_is_over(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(gpu, "QUICK", {"late": gpu.Part("", script("raise SystemExit(0)"))})
-    assert run("--quick", "--seconds", "1") == 1
-    assert [line["value"] for line in answered(tmp_path) if line["part"] == "late"] == ["not run: no time was left"]

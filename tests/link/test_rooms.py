@@ -60,7 +60,10 @@ WRONG_TARGETS: list[tuple[str, Any, str]] = [
     ("kv", Pages(list(range(13)), cast("Any", 0.0)), "component 'kv'"),
     ("kv", Pages(list(range(13)), cast("Any", None)), "component 'kv'"),
     ("swa", [0, 1, 2, 3], "4 items of component 'swa'"),
+    ("swa", list(range(8)), "8 items of component 'swa'"),
     ("mamba", [10], "index 10 of component 'mamba' is out of range"),
+    ("mamba", [1, 2], "2 items of component 'mamba'"),
+    ("mamba", [], "0 items of component 'mamba'"),
     ("mamba", 3.5, "component 'mamba'"),
     ("mamba", [[1]], "component 'mamba'"),
     ("aux", [], "0 items of component 'aux'"),
@@ -117,6 +120,7 @@ def test_numpy_integers_are_integers(pair: Pair) -> None:
 WRONG_PUSHES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"kv": 12}, {"span": (0, 200)}, "12 items of component 'kv' for span [0, 200): 13 pages of 16 tokens"),
     ({"kv": 14}, {"span": (0, 200)}, "14 items of component 'kv' for span [0, 200)"),
+    ({"swa": 8}, {"span": (0, 200)}, "8 items of component 'swa' for span [0, 200)"),
     ({"kv": 13}, {"span": (0, 201)}, "the end of the span of a push is 201: a whole number from 0 to 200 is expected"),
     (
         {"kv": 13},
@@ -140,6 +144,7 @@ WRONG_PUSHES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "component 'aux' is pushed with span [0, 200): its row is final only in the last push",
     ),
     ({"aux": 2}, {}, "2 items of component 'aux'"),
+    ({"mamba": 2}, {}, "2 items of component 'mamba': type 'mamba' has exactly one slot a request"),
     ({"kv": 13, "mamba": 1}, {}, "the last push of a room lacks component 'aux'"),
     ({"kv": 13, "aux": 1}, {}, "the last push of a room lacks component 'mamba'"),
     ({"kvv": 13}, {}, "a push names component 'kvv'"),

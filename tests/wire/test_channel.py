@@ -17,8 +17,6 @@ from statelink import wire
 from statelink.errors import ConfigError, PeerError
 
 DEADLINE = 10.0
-QUIET = 0.4
-"""Seconds in which a message on this machine would have come."""
 
 Open = Callable[..., wire.Channel]
 
@@ -90,41 +88,6 @@ def test_who_dialled_gets_its_answers_over_the_same_connection(channel: Open) ->
     assert receive(decode) == [(wire.Pong(sender="prefill", to="decode"), address)]
     assert not prefill.dropped
     assert not decode.dropped
-
-
-def test_with_keys_only_who_is_allowed_and_finds_the_right_one_can_speak(
-    channel: Open, stranger: zmq.Socket[bytes]
-) -> None:
-    (server, server_secret), (friend, friend_secret), (_, foe_secret), (other, _) = (key_pair() for _ in range(4))
-
-    def keyed(label: str, secret: str, *allow: str) -> wire.Channel:
-        keys = wire.Keys(secret=secret, allow=allow)
-        return channel(wire.link_name(label, keys), keys=keys)
-
-    prefill = keyed("prefill", server_secret, friend)
-    assert prefill.endpoint.key == server
-    good, foe = keyed("good", friend_secret, server), keyed("foe", foe_secret, server)
-    lost = keyed("lost", friend_secret, server, other)
-    wrong = wire.Endpoint(prefill.endpoint.address, other)
-
-    foe.dial(prefill.endpoint)
-    foe.send(ping(foe.name), str(prefill.endpoint))
-    lost.dial(wrong)
-    lost.send(ping(lost.name), str(wrong))
-    stranger.setsockopt_string(zmq.ROUTING_ID, "stranger#0")
-    stranger.connect(prefill.endpoint.address)
-    stranger.send_multipart(wire.encode(ping("stranger")))
-    assert receive(prefill, QUIET) == []
-
-    good.dial(prefill.endpoint)
-    good.send(ping(good.name), str(prefill.endpoint))
-    assert receive(prefill) == [(ping(good.name), None)]
-    prefill.send(wire.Pong(sender=prefill.name, to=good.name), None)
-    assert receive(good) == [(wire.Pong(sender=prefill.name, to=good.name), str(prefill.endpoint))]
-    assert receive(prefill, QUIET) == []
-    for name in (foe.name, lost.name, "stranger"):
-        with pytest.raises(PeerError):
-            prefill.send(wire.Pong(sender=prefill.name, to=name), None)
 
 
 @pytest.mark.parametrize("listen", ["tcp://0.0.0.0:0", "tcp://*:0", "tcp://[::]:0", "tcp://10.1.2.3:0"])
@@ -220,16 +183,6 @@ def test_an_address_of_another_host_is_a_configuration_error(host: str, hint: st
     assert refused.value.hint.startswith(hint)
 
 
-def test_a_sender_that_is_not_who_is_connected_is_dropped_and_counted(channel: Open) -> None:
-    prefill, mallory = channel("prefill"), channel("mallory")
-    mallory.dial(prefill.endpoint)
-    for _ in range(3):
-        mallory.send(ping("decode"), str(prefill.endpoint))
-    until(lambda: prefill.dropped["wire.sender"] == 3, prefill)
-    mallory.send(ping("mallory"), str(prefill.endpoint))
-    assert receive(prefill) == [(ping("mallory"), None)]
-
-
 def test_frames_that_are_no_message_are_counted_and_harm_nothing(
     channel: Open, stranger: zmq.Socket[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -251,22 +204,6 @@ def test_frames_that_are_no_message_are_counted_and_harm_nothing(
     assert all(len(record.getMessage()) < 600 for record in caplog.records)
     stranger.send_multipart(wire.encode(ping("stranger")))
     assert receive(prefill) == [(ping("stranger"), None)]
-
-
-def test_a_frame_that_is_too_large_ends_its_connection_and_not_the_channel(
-    channel: Open, stranger: zmq.Socket[bytes]
-) -> None:
-    prefill, decode = channel("prefill"), channel("decode")
-    with stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED) as events:
-        stranger.connect(prefill.endpoint.address)
-        stranger.send_multipart([b"ping", bytes(wire.MAX_FRAME + 1)])
-        assert events.poll(int(DEADLINE * 1000)), "the connection is still there"
-        stranger.disable_monitor()
-    assert receive(prefill, QUIET) == []
-    assert not prefill.dropped, "it was read before it was found to be too large"
-    decode.dial(prefill.endpoint)
-    decode.send(ping("decode"), str(prefill.endpoint))
-    assert receive(prefill) == [(ping("decode"), None)]
 
 
 def test_answers_go_to_the_connection_over_which_a_peer_spoke_last(channel: Open) -> None:
@@ -302,18 +239,6 @@ def test_hanging_up_closes_one_connection(channel: Open) -> None:
     decode.dial(prefill.endpoint)
     decode.send(ping("decode"), address)
     assert receive(prefill) == [(ping("decode"), None)]
-
-
-def test_keys_on_one_side_only_are_refused_before_anything_is_sent(channel: Open) -> None:
-    public, secret = key_pair()
-    plain, keyed = channel("plain"), channel("keyed", keys=wire.Keys(secret=secret, allow=(public,)))
-    with pytest.raises(ConfigError) as caught:
-        plain.dial(keyed.endpoint)
-    assert caught.value.code == "config.keys"
-    assert "its address has a key and this link has none" in str(caught.value)
-    with pytest.raises(ConfigError) as caught:
-        keyed.dial(plain.endpoint)
-    assert "this link has keys and its address has none" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.helpers.etcd import Etcd
 from tests.helpers.pair import Pair
-from tests.helpers.peers import until
-from tests.helpers.pools import Aux, Kv
 
 if TYPE_CHECKING:
-    from tests.helpers.engine import LinkHandle
     from tests.link.conftest import TwoEngines
 
 pytestmark = [
@@ -75,29 +72,3 @@ def test_its_death_hurts_no_pair_and_links_come_back_to_it(
     prefill.close()
     decode.close()
     assert entries(server, directory) == []
-
-
-def test_not_before_every_rank_is_there(two_engines: TwoEngines, directory: dict[str, Any]) -> None:
-    """Two ranks on each side; those of decode find each other in the same way."""
-    pools = (Kv(replicated=True), Aux())
-
-    def rank(role: str, number: int) -> LinkHandle:
-        return two_engines.open(role, pools, instance=role, rank=number, ranks=2, **directory)
-
-    rank("prefill", 0)
-    decodes = [rank("decode", 0), rank("decode", 1)]
-    rooms = [each.receive(next(_rooms), "prefill", 64, deadline=30) for each in decodes]
-    text = decodes[0].receive(next(_rooms), "prefill", 64, deadline=1.0).failed(10)
-    assert "1 of its 2 ranks are registered in etcd" in text
-    rank("prefill", 1)
-    until(lambda: all(each.snapshot()["peers"]["prefill"] == "ready" for each in decodes))
-    for room in rooms:
-        room.abort()
-
-
-def test_who_is_killed_expires(two_engines: TwoEngines, server: Etcd, directory: dict[str, Any]) -> None:
-    engine = two_engines.engine()
-    two_engines.open("prefill", engine=engine, **directory)
-    until(lambda: entries(server, directory) == ["prefill/0000"])
-    engine.kill()
-    until(lambda: entries(server, directory) == [])

@@ -16,7 +16,6 @@ import pytest
 from tests.helpers.expect import Case, carry
 from tests.helpers.pair import Pair
 from tests.helpers.peers import until
-from tests.helpers.pools import Kv, hybrid
 from tests.helpers.worker import Host
 
 from statelink import Status
@@ -157,51 +156,6 @@ def test_decode_is_killed(two_engines: TwoEngines, when: str) -> None:
     two_engines.untidy = when == "in the library"
 
 
-@on(
-    "busy",
-    ("tcp", False),
-    ("tcp", True),
-    ("nixl", True),
-    ("mooncake", False),
-    later=[("tcp", True), ("nixl", True), ("mooncake", True)],
-)
-def test_prefill_comes_back_at_the_same_address(two_engines: TwoEngines, busy: bool) -> None:
-    """With other pools, too: nothing of its former self is believed."""
-    address = free_addresses(1)[0]
-    decode = two_engines.open("decode", **LIVE)
-    doomed = two_engines.engine()
-    first = Pair(two_engines.open("prefill", engine=doomed, listen=address, **LIVE), decode)
-    first.run()
-    case = first.case()
-    receiving = mid_chunk(first, case)[0] if busy else None
-    doomed.kill()
-    pools = hybrid(kv=Kv(pages=60, order="hnd"))
-    again = Pair(two_engines.open("prefill", pools, engine=two_engines.engine(), listen=address, **LIVE), decode)
-    again.expected = first.expected
-    if receiving is not None:
-        assert "prefill was lost" in receiving.failed(SOON)
-        again.pardon(case)
-        two_engines.untidy = two_engines.backend != "tcp"
-    else:  # it may be asked as what it was before; whoever hears that says so, and the next one is right
-        late = again.case()
-        asked = again.receive(late)
-        seen = again.send(late)
-        again.push(seen, late)
-        if asked.wait(SOON).status is Status.FAILED:
-            # Decode hears it from the new process, or sees that the old one has ended.
-            reason = str(asked.see().reason)
-            assert "it was restarted" in reason or "its process has ended" in reason
-            seen.abort("decode asked who was there before")
-            again.pardon(late)
-            two_engines.untidy = two_engines.backend != "tcp"
-        else:
-            carry([again.prefill.memory], again.expected, late)
-        seen.wait()
-        again.done(late)
-    again.run()
-    again.run(cuts=(96,))
-
-
 @TCP
 def test_a_room_waits_for_prefill_to_come_back(two_engines: TwoEngines) -> None:
     """Nothing was asked of it yet, so nothing is lost."""
@@ -216,21 +170,6 @@ def test_a_room_waits_for_prefill_to_come_back(two_engines: TwoEngines) -> None:
     sending = made.send(case)
     made.push(sending, case)
     made.ended(case, early, sending)
-
-
-@TCP
-def test_decode_comes_back(two_engines: TwoEngines) -> None:
-    prefill = two_engines.open("prefill", **LIVE)
-    for _ in range(2):
-        doomed = two_engines.engine()
-        made = Pair(prefill, two_engines.open("decode", engine=doomed, **LIVE))
-        made.run()
-        case = made.case(room=91)
-        made.receive(case)  # early, and then gone
-        doomed.kill()
-    until(lambda: not prefill.snapshot()["peers"], SOON)
-    made = Pair(prefill, two_engines.open("decode", **LIVE))
-    made.run(room=91)
 
 
 @on(

@@ -179,15 +179,6 @@ def test_not_before_every_distinct_rank_is_there(two_engines: TwoEngines, served
         room.abort()
 
 
-def test_who_is_killed_expires(two_engines: TwoEngines, served: Served) -> None:
-    engine = two_engines.engine()
-    link = two_engines.open("prefill", rendezvous=served.address, engine=engine)
-    with Probe(served.address) as probe:
-        peers.until(lambda: probe.addresses("prefill") == [link.address])
-        engine.kill()
-        peers.until(lambda: probe.addresses("prefill") == [])
-
-
 def test_a_key_that_is_not_allowed_registers_and_learns_nothing(backend: str) -> None:
     ours = Keys(secret=SERVER["secret"], allow=(PREFILL["public"], DECODE["public"]))
     theirs = [Keys(secret=each["secret"], allow=(SERVER["public"],)) for each in (PREFILL, DECODE, STRANGE)]

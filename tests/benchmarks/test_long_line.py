@@ -6,17 +6,13 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from benchmarks import long_line, namespaces
 from benchmarks.namespaces import SPACES, Line
 
-ROOT = Path(__file__).parents[2]
 SHORT = Line(40, mbit=200, queue_ms=100)
 
 
@@ -96,25 +92,3 @@ def test_what_cannot_run_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(SystemExit, match="it needs the programs ip and cc"):
         long_line.measure("tcp", SHORT, 1)
-
-
-@pytest.mark.usefixtures("lines")
-def test_a_process_that_dies_leaves_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_line, "OPTIONS", {})
-    with pytest.raises(SystemExit, match="none has no row for 40 ms"):
-        long_line.measure("none", SHORT, 1, (1,))
-
-
-def test_the_command_says_what_it_needs() -> None:
-    if not namespaces.missing():
-        pytest.skip("nothing is missing here")
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.long_line"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert namespaces.missing() in done.stderr

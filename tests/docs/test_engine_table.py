@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tools.engine_table import render, replaced
+from tools.engine_table import render
 
 
 def row_of(name: str, outcome: str, *shows: str) -> dict[str, Any]:
@@ -35,13 +35,3 @@ def test_a_statement_holds_if_every_test_that_shows_it_passed() -> None:
     assert "| tokens | 2 of `t.py` | one: `b/c` failed |" in text
     assert "| blocks | 1 of `t.py` | passed |" in text
     assert "| windows | 1 of `t.py` | two skipped |" in text
-
-
-def test_a_test_that_was_run_again_says_so() -> None:
-    whole = report_of("SGLang", row_of("test_one", "passed"), row_of("test_two", "failed", "tokens"))
-    report = replaced(whole, [report_of("SGLang", row_of("test_two", "passed", "tokens"))])
-    text = render(report)
-    assert "2 passed, in 0 minutes" in text
-    assert "| tokens | 1 of `t.py` | passed |" in text
-    assert "| one | passed | 1.0 |" in text
-    assert "| two | passed: run again by name, since it failed in the whole run | 1.0 |" in text

@@ -75,13 +75,3 @@ def test_a_screen_shows_what_the_command_shows_today(name: str, at_work: tuple[i
         if head in ("rooms ", "held ", "queues "):
             continue  # what a room is doing at that moment
         assert words(columns[0]) == words(columns[1]), again
-
-
-def test_lines_of_a_picture_are_what_was_shown() -> None:
-    shown = "pid  \x1b[1mlink\x1b[0m\n 12   \x1b[31ma<&>b\x1b[0m  9 %\n\nlast"
-    assert screens.lines_of(screens.drawn("statelink top 12", shown)) == [
-        "$ statelink top 12",
-        "pid  link",
-        " 12   a<&>b  9 %",
-        "last",
-    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from tools.names import faults, main
+from tools.names import faults
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,20 +53,3 @@ def test_subsystems_are_apart_and_equal_numbers_are_no_fault(tmp_path: Path) -> 
         wire___one="MOST = 9\n\n\nclass Room:\n    pass\n",
     )
     assert list(faults(made)) == []
-
-
-@pytest.mark.parametrize(("text", "status"), [(ONE, 0), (ONE + "MOST = 5\n", 1)])
-def test_the_exit_status(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, status: int
-) -> None:
-    monkeypatch.setattr("sys.argv", ["names", str(package(tmp_path, link___one=text))])
-    assert main() == status
-    assert bool(capsys.readouterr().out) == bool(status)
-
-
-def test_a_folder_without_a_program_is_a_mistake(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["names", str(tmp_path)])
-    assert main() == 1
-    assert "there is no Python file" in capsys.readouterr().err

@@ -18,7 +18,6 @@ from tools.release_check import (
     build,
     contents,
     defects,
-    needing_torch,
     oldest,
     trials,
     version_of,
@@ -97,18 +96,3 @@ def test_the_oldest_python_is_the_one_that_the_core_requires() -> None:
     assert required
     assert (int(required[1]), int(required[2])) == OLDEST_PYTHON
     assert version_of(sys.executable) == sys.version_info[:2]
-
-
-def test_tests_that_need_torch_are_found_and_no_others(tmp_path: Path) -> None:
-    """They are what an environment without torch cannot import."""
-    for name, text in {
-        "core/tests/test_a.py": "import torch\n",
-        "tests/plan/deep/test_b.py": "def test() -> None:\n    from torch import Tensor\n",
-        "tests/plan/test_c.py": "import torchlike\n\nTEXT = 'import torch'\n",
-        "tests/link/test_d.py": "import torch\n",
-    }.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    assert needing_torch(tmp_path) == ["core/tests/test_a.py", "tests/plan/deep/test_b.py"]
-    assert "tests/plan/test_items.py" in needing_torch(ROOT)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.helpers.peers import until
 
-from statelink.backend import BackendContext, Region, RegionTable
+from statelink.backend import BackendContext, Region
 from statelink.errors import TransferError
 from statelink.tcp import Options, TcpBackend
 
@@ -27,7 +27,6 @@ from .common import (
     opening,
     u64,
     untouched,
-    write,
 )
 from .node import Node
 
@@ -88,43 +87,6 @@ def test_several_senders_at_once(here: Node, mode: str) -> None:
 
 
 # What is not granted does not land.
-
-
-@pytest.fixture
-def unchecked(here: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
-    """A source in this process that sends what it should not."""
-    monkeypatch.setattr(RegionTable, "check", lambda *_: None)
-    return here
-
-
-END = 5 << 20
-REFUSED = {
-    "one byte before": ([100 - 1], [50]),
-    "one byte beyond": ([END - 50], [51]),
-    "between two grants": ([150], [100]),
-    "far away": ([10 << 20], [1]),
-    "the second of two": ([100, 99], [10, 1]),
-    "across the gap": ([190], [30]),
-    "ends where addresses do": ([-1], [1]),
-}
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("case", REFUSED)
-def test_ungranted_range(unchecked: Node, target: Remote, mode: str, case: str) -> None:
-    offsets, lengths = REFUSED[case]
-    join(unchecked, target, mode)
-    first = u64(target.address + 100, target.address + 210)
-    target.do("grant", "target", "source", 1, 1, first, u64(100, END - 210))
-    places = u64(*((target.address + offset) if offset >= 0 else (1 << 64) + offset for offset in offsets))
-    sources = u64(*([unchecked.address] * len(offsets)))
-    outcome = unchecked.outcome(unchecked.write("source", "target", 1, 1, sources, places, u64(*lengths)))
-    assert not outcome.ok
-    assert outcome.settled
-    assert "outside of what is granted for room 1" in outcome.reason
-    assert untouched(target.memory)
-    assert write(unchecked, target, at=150, nbytes=50).ok  # the connection lives on
-    assert np.array_equal(target.memory[150:200], unchecked.memory[:50])
 
 
 @pytest.mark.parametrize("mode", MODES)

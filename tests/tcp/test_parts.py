@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from statelink.errors import StatelinkError, TransferError
+from statelink.errors import TransferError
 
 from .by_hand import DONE, HEADER, Caller, Lost
 from .common import (
@@ -109,11 +109,3 @@ def test_what_is_granted_against_a_list_of_bytes(here: Node) -> None:
             assert f"block {inside.index(False)} " in reason
     assert 20 < taken < 180
     stream.close()
-
-
-def test_errors_have_the_usual_shape(here: Node) -> None:
-    here.open("source")
-    with pytest.raises(StatelinkError) as caught:
-        here.backends["source"].submit("nobody", batch_of(here))
-    assert caught.value.code == "backend.transfer"
-    assert caught.value.reason.who["peer"] == "nobody"

@@ -43,14 +43,6 @@ def test_peer_dies(make: Make) -> None:
     prefill.close()
 
 
-def test_peer_comes_back_as_another(make: Make) -> None:
-    prefill, mortal = connected(make)
-    prefill.serves(mortal)
-    mortal.kill()
-    again = make("decode").open("decode")
-    prefill.connect(again).serves(again)
-
-
 def test_a_peer_that_does_not_answer_keeps_nobody_waiting(make: Make) -> None:
     """Neither one that has ended, nor one that stands still: they are refused by name, and others connect meanwhile.
 
@@ -92,16 +84,6 @@ def test_somebody_else_at_a_peers_address(make: Make) -> None:
     with pytest.raises(TransferError, match=r"its process answers, and its engine at port \d+ of 127\.0\.0\.1 does"):
         prefill.meet(decode.link, wrong, decode.regions)
     prefill.connect(decode).serves(decode)
-
-
-def test_a_stopped_peer_is_written_to(make: Make) -> None:
-    """Nothing in its process takes part in that."""
-    prefill, decode = connected(make)
-    prefill.arrays[0][:100] = 3
-    decode.stop()
-    assert prefill.move(decode, prefill.block(decode)) == [(True, "", True)]
-    decode.go_on()
-    assert (decode.arrays[0][:101] == [3] * 100 + [0]).all()
 
 
 def test_decode_waits_until_a_prefill_has_come(make: Make) -> None:

@@ -190,24 +190,3 @@ def test_poll_does_not_wait_for_another_thread(tcp: World, stopped: Peer, monkey
     while transfer.outcome is None and time.monotonic() < deadline:
         serves(tcp, tcp.steady)
     assert transfer.outcome == (True, "", True)
-
-
-def test_peer_dies_during_a_copy(tcp: World) -> None:
-    """The same where a write is a copy from process to process, inside the call."""
-    peer = Peer(NixlBackend, "copied", LAYOUT).ready()
-    backend = make(NixlBackend, "copying")
-    backend.register(tcp.memory.regions)
-    for each in (peer, tcp.steady):
-        backend.connect(each.link, each.descriptor, each.regions)
-    killer = threading.Timer(0.1, peer.kill)
-    killer.start()
-    outcome = None
-    while outcome is None or outcome.ok:
-        outcome = finish(backend, backend.submit(peer.link, everything(tcp, peer))).outcome
-    assert outcome == (False, "NIXL_ERR_REMOTE_DISCONNECT", Side.SOURCE)
-    killer.join()
-    with pytest.raises(TransferError, match="the peer is lost"):
-        backend.submit(peer.link, everything(tcp, peer))
-    serves(tcp._replace(backend=backend), tcp.steady)
-    backend.close()
-    peer.kill()

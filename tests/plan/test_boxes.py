@@ -71,15 +71,6 @@ def test_groups_are_sliced_each_on_its_own(
         assert runs(found, 2) == [(base[0] + ssm[0], base[1] + ssm[1], ssm[2])]
 
 
-def test_equal_widths_move_whole_slots() -> None:
-    sources, targets = qwen("p", 2), qwen("d", 2)
-    for part in plan.route(sources, targets):
-        assert part.source == part.target
-        found = moves(sources[part.source], targets[part.target], part, "mamba", ([4], [0]))
-        assert runs(found, 1) == [(4 * 24576, 0, 24576)]
-        assert runs(found, 2) == [(4 * 1048576, 0, 1048576)]
-
-
 def kimi(name: str, width: int) -> list[Inventory]:
     """Three blocks of 1024 channels, channels last, three rows."""
     return ranks(
@@ -113,24 +104,6 @@ def test_channels_that_come_last_are_sliced_row_by_row(writer: int) -> None:
     ]
     back = 0 if writer else 1024
     assert sorted(found) == [(s, t - back, 1024) for s, t in offsets]
-
-
-def test_slices_of_replicated_heads_go_to_their_own_place() -> None:
-    """16 heads over 32 ranks: a state that neighbours hold twice still has one writer for each destination."""
-    sources = ranks(
-        "p",
-        32,
-        lambda rank: state.mamba_slots(conv={}, ssm={0: f32(1, 2, 1, 4)}, heads=16, tp=(rank, 32)),
-    )
-    targets = ranks("d", 1, lambda rank: state.mamba_slots(conv={}, ssm={0: f32(1, 2, 16, 4)}, heads=16))
-    written = []
-    for part in plan.route(sources, targets):
-        if part.shares:
-            found = runs(moves(sources[part.source], targets[0], part, "mamba", ([1], [0])), 1)
-            assert [(s, n) for s, _, n in found] == [(16, 16)]
-            assert found[0][1] == part.source // 2 * 16
-            written += [t for _, t, _ in found]
-    assert sorted(written) == [16 * head for head in range(16)]
 
 
 def test_widths_that_do_not_divide_each_other_meet_in_pieces() -> None:

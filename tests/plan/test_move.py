@@ -170,18 +170,6 @@ def test_neighbouring_pages_are_one_block(
     assert runs(found, 1) == [(s * item, t * item, n * item) for s, t, n in expected]
 
 
-def test_each_buffer_has_its_own_item() -> None:
-    """V may be wider than K: K's item length is not used for V."""
-    made = {
-        name: state.kv_pages({0: (pointer(1, 9, 2, 1, 4), pointer(2, 9, 2, 1, 10))}, heads=1) for name in ("p", "d")
-    }
-    p, d = (describe(name, described) for name, described in made.items())
-    (part,) = plan.route([p], [d])
-    found = moves(p, d, part, "kv", ([3, 4], [7, 8]), tokens=4)
-    assert runs(found, 1) == [(3 * 8, 7 * 8, 16)]
-    assert runs(found, 2) == [(3 * 20, 7 * 20, 40)]
-
-
 @pytest.mark.parametrize(
     ("widths", "expected"),
     [
@@ -211,13 +199,6 @@ def test_heads_are_sliced_token_by_token(
             ]
 
 
-def test_the_worked_example_of_one_token() -> None:
-    sources, targets = kv_instance("p", 8, 4), kv_instance("d", 8, 2)
-    part = next(part for part in plan.route(sources, targets) if part.source == 3)
-    found = moves(sources[3], targets[1], part, "kv", ([5], [9]), tokens=16)
-    assert runs(found, 1)[3] == (42496, 151040, 512)
-
-
 def test_windows_pair_by_position_and_not_from_the_head() -> None:
     """Prefill still holds page 15; trimming both lists from their heads would put each page one off."""
     p, d = (
@@ -227,10 +208,6 @@ def test_windows_pair_by_position_and_not_from_the_head() -> None:
     (part,) = plan.route([p], [d])
     found = moves(p, d, part, "swa", (Pages([5, 9, 7], 15 * 64), [1, 3]), tokens=1152)
     assert runs(found, 1) == [(9 * 64, 1 * 64, 64), (7 * 64, 3 * 64, 64)]
-
-
-def names(layers: list[int]) -> list[str]:
-    return [f"layers.{layer}.{part}" for part in "kv" for layer in layers]
 
 
 @pytest.mark.parametrize(

@@ -81,34 +81,6 @@ def _ordinary(prefill: Process, decode: Process) -> None:
         _on(process, "end", room)
 
 
-def test_killed_ranks_fail_their_requests_and_are_replaced(start: Starter) -> None:
-    """First prefill is killed and started again, and then decode. The same ports serve."""
-    port = free_port()
-    prefill, decode, second, third = (start(role) for role in ("prefill", "decode", "prefill", "decode"))
-    for process in (prefill, decode):
-        _rank(process, port)
-    _on(decode, "meet")
-    _ordinary(prefill, decode)
-
-    room = _half(prefill, decode)
-    prefill.kill()
-    assert _on(decode, "reach", room, FAILED)[-1] == FAILED
-    assert "Statelink could not move the state" in _on(decode, "reason", room)
-    assert _on(decode, "release", room, 30.0) < 30.0, "nobody writes any more"
-    _on(decode, "end", room)
-    _rank(second, port)
-    _again(second, decode)
-
-    room = _half(second, decode)
-    decode.kill()
-    assert _on(second, "reach", room, FAILED)[-1] == FAILED
-    assert "Statelink could not move the state" in _on(second, "reason", room)
-    _on(second, "end", room)
-    _rank(third, port)
-    _on(third, "meet")
-    _ordinary(second, third)
-
-
 def _again(prefill: Process, decode: Process) -> None:
     """Requests may fail until both sides have noticed that the other is back. Then one succeeds."""
     reasons = []

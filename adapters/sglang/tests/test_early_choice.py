@@ -66,14 +66,6 @@ def test_the_name_is_taken_and_plugins_are_loaded_for_no_other_name() -> None:
     assert "statelink" not in logged
 
 
-def test_another_sglang_refuses_the_name_and_logs_what_differs() -> None:
-    differs = "from sglang.srt.disaggregation.base import conn\ndel conn.BaseKVSender.clear"
-    seen, logged = seen_by(PARSED, differs, ASKED)
-    assert "invalid choice: 'statelink'" in str(seen["statelink"])
-    assert "statelink" not in seen["members"]
-    assert "BaseKVSender lacks the methods clear" in logged
-
-
 def test_sglang_without_such_a_list_is_named_and_goes_on() -> None:
     lacks = "from sglang.srt.arg_groups import choices\nmade = choices.DISAGG_TRANSFER_BACKEND_CHOICES\n"
     asked = "from statelink_sglang import offer\nseen = {'offered': offer()}"

@@ -6,7 +6,6 @@ import enum
 from typing import Any
 
 import pytest
-from sglang.srt import environ
 from sglang.srt.disaggregation.base import conn
 
 from statelink_sglang.backend import SCHEDULER, SEAM, loaded
@@ -29,22 +28,10 @@ def _without_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(conn.BaseKVReceiver, "clear")
 
 
-def _with_a_field(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conn.KVArgs, "__annotations__", {**conn.KVArgs.__annotations__, "fresh": int})
-
-
 def _with_a_state_type(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {member.name: member.value for member in conn.StateType}
     larger: Any = enum.Enum("StateType", {**names, "FRESH": "fresh"})  # type: ignore[misc]
     monkeypatch.setattr(conn, "StateType", larger)
-
-
-def _without_a_state_of_a_poll(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(conn.KVPoll, "Failed")
-
-
-def _without_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(environ.Envs, "SGLANG_RUST_SERVER")
 
 
 def _without_an_attribute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,10 +47,7 @@ def _without_an_attribute(monkeypatch: pytest.MonkeyPatch) -> None:
     ("change", "said"),
     [
         (_without_a_method, "BaseKVReceiver lacks the methods clear"),
-        (_with_a_field, "KVArgs has the fields fresh, which are not known"),
         (_with_a_state_type, "StateType has the members FRESH, which are not known"),
-        (_without_a_state_of_a_poll, "KVPoll lacks the members Failed"),
-        (_without_a_variable, "Envs lacks the variables SGLANG_RUST_SERVER"),
         (_without_an_attribute, "DecodeTransferQueue lacks the attributes deferred_kv_release_timeout"),
     ],
 )

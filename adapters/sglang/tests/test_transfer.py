@@ -281,16 +281,6 @@ def test_a_chunk_that_does_not_add_up_fails_the_request(
     until(receiver.poll, FAILED)
 
 
-def test_memory_of_another_length_fails_the_request(pair: tuple[Side, Side]) -> None:
-    _, target = pair
-    receiver = target.receiver(next(rooms), N)
-    receiver.init(0)
-    receiver.send_metadata(np.arange(1, 4, dtype=np.int32), 1, [], decode_prefix_len=0)
-    assert receiver.poll() == FAILED
-    assert "3 items of component 'kv'" in str(reason(receiver))
-    assert not receiver.abort_notified
-
-
 def test_a_prefill_that_is_gone_fails_requests_that_have_not_met_it(pair: tuple[Side, Side]) -> None:
     _, target = pair
     before = target.prefill_info_table[ADDRESS]

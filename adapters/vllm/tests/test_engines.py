@@ -92,17 +92,6 @@ def test_a_prompt_that_decode_has_needs_nothing_of_prefill(pair: Pair) -> None:
     pair.settled()
 
 
-def test_many_requests_at_once_get_their_own_tokens(pair: Pair) -> None:
-    prompts = {f"many{n}": prompt_of(100 + n, 20 + 7 * n % 150) for n in range(24)}
-    for name, prompt in prompts.items():
-        pair.prefill.add(name, prompt, 1, dict(PREFILL))
-    for name, prompt in prompts.items():
-        pair.decode.add(name, prompt, 6, pair.prefill.result(name).params)
-    found = {name: pair.decode.result(name).tokens for name in prompts}
-    assert found == {name: pair.alone(prompt, 6) for name, prompt in prompts.items()}
-    pair.settled()
-
-
 @pytest.mark.parametrize("said", [{}, {"room": "seven"}, {"peer": ["tcp://10.0.0.9:1"]}, {"peer": None}])
 def test_what_a_router_says_wrongly_is_computed_on_decode(pair: Pair, said: dict[str, object]) -> None:
     prompt = prompt_of(7, 50)

@@ -6,11 +6,9 @@ import contextlib
 import gc
 import importlib
 import logging
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,18 +26,6 @@ pytestmark = changes_the_card
 EVERY = 256
 """How many peers go between two lines of the log."""
 DEAD = "ERR_RDMA_OP: transport retry counter exceeded Hint: "
-
-
-def test_done_means_that_the_bytes_are_there(world: World) -> None:
-    world.hold.touch()
-    transfer = world.backend.submit("steady", batch(world))
-    for _ in range(3):
-        world.backend.poll([transfer])
-    assert transfer.outcome is None
-    assert not world.peer.arrays[0].any()
-    world.hold.unlink()
-    assert finish(world.backend, transfer).outcome == (True, "", True)
-    assert world.peer.arrays[0][:4096].all()
 
 
 def test_a_peer_dies(world: World, mortal: Peer) -> None:
@@ -254,25 +240,3 @@ def test_connections_that_stay_are_reported(world: World, caplog: pytest.LogCapt
             assert len(caplog.records) == count // EVERY
             world.backend.connect("steady", world.peer.descriptor, world.peer.regions)
     assert caplog.records[-1].getMessage().startswith(f"MoRI keeps the RDMA connections of {2 * EVERY} peers that are")
-
-
-def test_poll_does_not_wait_for_another_thread(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is in the library; that one looks for everyone before it leaves."""
-    io: Any = importlib.import_module("mori.io")
-    inside, leave = threading.Event(), threading.Event()
-    real = io.EngineDesc.pack
-
-    def slow(desc: Any) -> Any:
-        inside.set()
-        assert leave.wait(30)
-        return real(desc)
-
-    monkeypatch.setattr(io.EngineDesc, "pack", slow)
-    transfer = world.backend.submit("steady", batch(world))
-    with ThreadPoolExecutor(1) as threads:
-        busy = threads.submit(world.backend.descriptor)
-        assert inside.wait(30)
-        world.backend.poll([transfer])
-        assert not busy.done()
-        leave.set()
-    finish(world.backend, transfer)

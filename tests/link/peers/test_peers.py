@@ -19,7 +19,6 @@ from tests.helpers.peers import until
 from tests.helpers.worker import Host
 
 from statelink import Status
-from statelink.testing import free_addresses
 from statelink.testing.process import ProcessError
 
 if TYPE_CHECKING:
@@ -154,22 +153,6 @@ def test_decode_is_killed(two_engines: TwoEngines, when: str) -> None:
     second.run()
     assert before <= threads(two_engines.prefill)
     two_engines.untidy = when == "in the library"
-
-
-@TCP
-def test_a_room_waits_for_prefill_to_come_back(two_engines: TwoEngines) -> None:
-    """Nothing was asked of it yet, so nothing is lost."""
-    address = free_addresses(1)[0]
-    # A room waits for a part of this where nobody listens.
-    decode = two_engines.open("decode", **{**LIVE, "liveness": 240.0})
-    early = decode.receive(90, address, 200)
-    assert early.see().status is Status.BOOTSTRAPPING
-    made = Pair(two_engines.open("prefill", listen=address, **LIVE), decode)
-    case = made.case(200, room=90)
-    early.accept(case.target)
-    sending = made.send(case)
-    made.push(sending, case)
-    made.ended(case, early, sending)
 
 
 @on(

@@ -75,21 +75,6 @@ def ping(sender: str, to: str = "") -> wire.Ping:
     return wire.Ping(sender=sender, to=to)
 
 
-def test_who_dialled_gets_its_answers_over_the_same_connection(channel: Open) -> None:
-    prefill, decode = channel("prefill"), channel("decode")
-    address = str(prefill.endpoint)
-    assert prefill.endpoint.address.startswith("tcp://127.0.0.1:")
-    assert not prefill.endpoint.address.endswith(":0")
-    decode.dial(prefill.endpoint)
-    decode.dial(prefill.endpoint)
-    decode.send(ping("decode"), address)
-    assert receive(prefill) == [(ping("decode"), None)]
-    prefill.send(wire.Pong(sender="prefill", to="decode"), None)
-    assert receive(decode) == [(wire.Pong(sender="prefill", to="decode"), address)]
-    assert not prefill.dropped
-    assert not decode.dropped
-
-
 @pytest.mark.parametrize("listen", ["tcp://0.0.0.0:0", "tcp://*:0", "tcp://[::]:0", "tcp://10.1.2.3:0"])
 def test_it_does_not_listen_beyond_loopback_without_keys(listen: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -99,20 +84,6 @@ def test_it_does_not_listen_beyond_loopback_without_keys(listen: str) -> None:
         f"this link would listen on {listen} without keys: anyone who reaches that address could read and change "
         "requests\nhint: configure keys, or set insecure = true on a network that you trust wholly"
     )
-
-
-def test_the_insecure_switch_and_keys_each_let_it_listen_everywhere(channel: Open) -> None:
-    public, secret = key_pair()
-    for insecure, keys in ((True, None), (False, wire.Keys(secret=secret, allow=(public,)))):
-        made = channel("prefill", "tcp://0.0.0.0:0", advertise="node7.example", insecure=insecure, keys=keys)
-        assert made.bound == "0.0.0.0"
-        assert made.endpoint.address.startswith("tcp://node7.example:")
-
-
-def test_an_address_that_nobody_can_dial_needs_another_to_advertise() -> None:
-    with pytest.raises(ConfigError) as caught:
-        wire.Channel("prefill", "tcp://0.0.0.0:0", advertise="", keys=None, insecure=True)
-    assert caught.value.code == "config.advertise"
 
 
 def test_ipv6_addresses_keep_their_brackets(channel: Open) -> None:

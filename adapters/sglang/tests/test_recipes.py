@@ -5,7 +5,6 @@ See `support/recipes.py` for what SGLang itself makes of the flags, and what is 
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections import Counter
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from support.newest import OLDER, WHY
-from support.recipes import MODELS, RENAMED, ROLES, Recipe, Side, read, refusals, resolved, write_models
+from support.recipes import MODELS, ROLES, Recipe, Side, read, refusals, resolved, write_models
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,11 +27,6 @@ DOCUMENTATION = Path(__file__).parents[3] / "docs" / "sglang.md"
 REFUSED = {"attn_cp_size is 8": (1, "context parallelism")}
 """The beginning of each reason why recipes are refused: how many are, and what docs/sglang.md calls it."""
 
-NOT_SGLANGS = {
-    "MC_FORCE_MNNVL": "Mooncake reads it",
-    "SGLANG_DISAGG_STAGING_BUFFER_SIZE_MB": "nothing reads it: only the pool of staging buffers has a size",
-}
-"""Variables of the recipes that the installed SGLang does not know, and what became of them."""
 
 BY_SGLANG = "SGLang itself: "
 
@@ -131,43 +125,6 @@ def test_without_these_words_each_is_refused_by_them_alone(started: dict[str, St
         assert set(found.refused) <= set(found.bare)
         asked.update(_needs(side))
     assert asked["cuda"] > asked["nodes"] > 0
-
-
-def test_no_flag_of_a_recipe_is_dropped(started: dict[str, Started]) -> None:
-    from sglang.srt.server_args import ServerArgs
-
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    ServerArgs.add_cli_args(parser)
-    usual = parser.parse_args(["--model-path", "tiny"])
-
-    def parse(flag: str, value: Any) -> tuple[bool, dict[str, Any]]:
-        """Whether SGLang knows a flag, and the fields that it sets to another value than usual."""
-        given = ["--model-path", "tiny", f"--{flag}", *([] if value is True else [str(value)])]
-        found, unknown = parser.parse_known_args(given)
-        return not unknown, {name: each for name, each in vars(found).items() if each != getattr(usual, name)}
-
-    unknown = set()
-    for side in _sides().values():
-        args = started[side.key].args
-        for flag, value in side.flags.items():
-            if value is False:
-                assert getattr(usual, flag.replace("-", "_")) is False
-                continue
-            if not parse(flag, value)[0]:
-                unknown.add(flag)
-            known, fields = parse(RENAMED.get(flag, flag), value)
-            assert known, flag
-            assert list(fields.values()) in ([value], []), flag
-            for name, wanted in fields.items():
-                assert args is None or getattr(args, name) == wanted, side
-    assert unknown == RENAMED.keys(), "these flags are unknown, or are known again"
-
-
-def test_each_variable_of_a_recipe_is_known() -> None:
-    from sglang.srt.environ import envs
-
-    names = {name for side in _sides().values() for name in side.variables}
-    assert {name for name in names if not hasattr(envs, name)} == NOT_SGLANGS.keys()
 
 
 def test_a_model_has_the_state_that_is_known_of_it(started: dict[str, Started]) -> None:

@@ -148,24 +148,6 @@ def test_keys_on_one_side_alone_are_the_reason() -> None:
         ends(decode, {"no keys here": (secured, Trouble.KEYS)}, 1.0)
 
 
-def test_links_of_which_one_has_keys_say_so_as_far_as_they_know() -> None:
-    """A link may hang up before the other one has read its greeting. The hint then asks whether both have keys."""
-    with (
-        link_of("prefill", keys=keys(PREFILL, DECODE)) as prefill,
-        link_of("decode") as without,
-        link_of("prefill") as plain,
-        link_of("decode", keys=keys(DECODE, PREFILL)) as decode,
-    ):
-        for link, address in (
-            (without, prefill.address.partition("@")[0]),
-            (decode, peers.keyed(plain.address, PREFILL)),
-        ):
-            room = link.receive(1, address, 4, deadline=1.0)
-            assert room.wait(30) is Status.FAILED
-            assert room.reason is not None
-            assert room.reason.hint in (Trouble.KEYS.hint, Trouble.ENDED.hint)
-
-
 def test_a_connection_that_is_made_anew_keeps_what_was_found() -> None:
     """Who stays silent is dialled again and again; what was found before counts until more is known."""
     with (

@@ -43,19 +43,6 @@ def test_beyond_loopback_with_keys(two_engines: TwoEngines) -> None:
     Pair(prefill, two_engines.open("decode", **keys(THEIRS, OURS))).run()
 
 
-@pytest.mark.parametrize("who", ["a stranger", "someone who takes prefill for another"])
-def test_one_that_is_not_allowed(two_engines: TwoEngines, who: str) -> None:
-    prefill = two_engines.open("prefill", **keys(OURS, THEIRS))
-    mistaken = peers.keyed(wire.parse_endpoint(prefill.address).address, STRANGE)
-    own, address = (STRANGE, prefill.address) if who == "a stranger" else (THEIRS, mistaken)
-    decode = two_engines.open("decode", **keys(own, OURS, STRANGE))
-    text = decode.receive(next(_rooms), address, 64, deadline=1.0).failed(10)
-    assert "no answer from tcp://127.0.0.1:" in text
-    assert ("it does not allow this link's key" in text) is (who == "a stranger")
-    assert prefill.snapshot()["peers"] == {}
-    Pair(prefill, two_engines.open("decode", **keys(THEIRS, OURS))).run()
-
-
 @pytest.mark.parametrize("with_key", [True, False])
 def test_only_one_side_has_keys(two_engines: TwoEngines, with_key: bool) -> None:
     prefill = two_engines.open("prefill", **(keys(OURS, THEIRS) if with_key else {}))
@@ -79,15 +66,6 @@ def test_bare_sockets_are_not_heard(two_engines: TwoEngines) -> None:
                 socket.send_multipart([b"hello", b"\xc1"], zmq.NOBLOCK)
         Pair(prefill, two_engines.open("decode", **keys(THEIRS, OURS))).run()
     assert prefill.snapshot()["dropped_frames"] == {}
-
-
-@pytest.mark.parametrize("listen", ["tcp://0.0.0.0:0", "tcp://[::]:0"])
-def test_not_beyond_loopback_without_keys(two_engines: TwoEngines, listen: str) -> None:
-    with pytest.raises(ConfigError, match="without keys") as error:
-        two_engines.open("prefill", listen=listen)
-    assert error.value.code == "config.insecure"
-    insecure = two_engines.open("prefill", listen="tcp://0.0.0.0:0", advertise="127.0.0.1", insecure=True)
-    Pair(insecure, two_engines.open("decode")).run()
 
 
 def test_keys_that_allow_nobody_are_refused(two_engines: TwoEngines) -> None:

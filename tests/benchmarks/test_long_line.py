@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import socket
 import time
@@ -82,13 +80,3 @@ def test_packets_are_late_are_lost_and_do_not_come_while_the_line_is_silent() ->
                 carrier.send_signal(signal.SIGCONT)
             while not echoes.done():
                 far.sendto(b"", far.getsockname())
-
-
-def test_what_cannot_run_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(SystemExit, match="cannot be made here: it needs root"):
-        long_line.measure("tcp", SHORT, 1)
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(SystemExit, match="it needs the programs ip and cc"):
-        long_line.measure("tcp", SHORT, 1)

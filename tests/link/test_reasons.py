@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.fleet import Fleet, only
 from tests.helpers.pair import Pair
 from tests.helpers.pools import Kv, hybrid
-from tests.link.test_topology import sharded
+from tests.link.test_topology import shards
 
 from statelink import Status
 
@@ -116,7 +116,7 @@ def test_the_last_refusal_of_a_peer_is_named_where_nobody_asked(two_engines: Two
 
 
 def test_a_decode_rank_that_never_asks_is_thought_of(two_engines: TwoEngines) -> None:
-    fleet = Fleet(two_engines, [hybrid()], [sharded(rank, 2) for rank in range(2)])
+    fleet = Fleet(two_engines, [hybrid()], shards(2))
     case = fleet.case(64)
     fleet.send(case)
     first, _ = fleet.decode.links
@@ -127,7 +127,7 @@ def test_a_decode_rank_that_never_asks_is_thought_of(two_engines: TwoEngines) ->
 
 
 def test_nothing_is_missing_where_all_have_asked(two_engines: TwoEngines) -> None:
-    fleet = Fleet(two_engines, [hybrid()], [sharded(rank, 2) for rank in range(2)])
+    fleet = Fleet(two_engines, [hybrid()], shards(2))
     case = fleet.case(64)
     (sending,) = fleet.send(case)
     receiving = []

@@ -14,7 +14,7 @@ from tests.helpers.fleet import FAST, Fleet
 from tests.helpers.pools import Mamba, hybrid
 from tests.helpers.worker import Host
 from tests.link.conftest import FORCED
-from tests.link.test_topology import TCP, sharded
+from tests.link.test_topology import TCP, shards
 from tests.link.test_verify import FAULTY, OTHER_PAGES, run_by_layers
 
 import statelink
@@ -31,12 +31,7 @@ RINGS = pytest.mark.soak_over("mooncake", why="rings are the link's; the tests a
 
 @pytest.mark.parametrize(("sources", "targets"), [(2, 1), (1, 2)])
 def test_unequal_widths(two_engines: TwoEngines, sources: int, targets: int) -> None:
-    fleet = Fleet(
-        two_engines,
-        [sharded(rank, sources) for rank in range(sources)],
-        [sharded(rank, targets) for rank in range(targets)],
-        staging=FORCED,
-    )
+    fleet = Fleet(two_engines, shards(sources), shards(targets), staging=FORCED)
     fleet.run(200)
     fleet.run(200, 64, (96, 160))
     fleet.run(48, 48)

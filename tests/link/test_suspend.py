@@ -12,7 +12,7 @@ from tests.helpers.links import link_of
 from tests.helpers.peers import cut, dialled, until
 from tests.link import remapping
 from tests.link.test_staged import hang
-from tests.link.test_topology import TCP, sharded
+from tests.link.test_topology import TCP, shards
 from tests.link.test_verify import FAULTY
 
 from statelink import Status, wire
@@ -64,7 +64,7 @@ def test_memory_that_is_gone_for_a_while(two_engines: TwoEngines, side: str) -> 
 @pytest.mark.soak_over("mooncake", why="who gives memory away first is the link's matter")
 def test_one_rank_after_the_other(two_engines: TwoEngines) -> None:
     """All ranks of both instances give their memory away, as in a fleet that waits for new weights."""
-    ranks = [sharded(rank, 2) for rank in range(2)]
+    ranks = shards(2)
     fleet = Fleet(two_engines, ranks, ranks)
     fleet.run(64)
     links: list[LinkHandle] = [*fleet.prefill.links, *fleet.decode.links]

@@ -29,14 +29,15 @@ def sharded(rank: int, width: int, **changes: Component | None) -> tuple[Compone
     return hybrid(**{"kv": Kv(tp=(rank, width)), "swa": swa, "mamba": Mamba(tp=(rank, width)), **changes})
 
 
+def shards(width: int) -> list[tuple[Component, ...]]:
+    """The same of each rank."""
+    return [sharded(rank, width) for rank in range(width)]
+
+
 @TCP_AND_NIXL
 @pytest.mark.parametrize(("sources", "targets"), [(2, 1), (1, 2)])
 def test_tensor_parallel(two_engines: TwoEngines, sources: int, targets: int) -> None:
-    fleet = Fleet(
-        two_engines,
-        [sharded(rank, sources) for rank in range(sources)],
-        [sharded(rank, targets) for rank in range(targets)],
-    )
+    fleet = Fleet(two_engines, shards(sources), shards(targets))
     fleet.run(200)
     fleet.run(200, 64, (96, 160))
     fleet.run(48, 48)
@@ -46,11 +47,7 @@ def test_tensor_parallel(two_engines: TwoEngines, sources: int, targets: int) ->
 @pytest.mark.parametrize(("sources", "targets"), [(4, 2), (2, 4)])
 def test_tensor_parallel_of_more_ranks(two_engines: TwoEngines, sources: int, targets: int) -> None:
     """With more ranks than the window has heads: some of them hold copies."""
-    fleet = Fleet(
-        two_engines,
-        [sharded(rank, sources) for rank in range(sources)],
-        [sharded(rank, targets) for rank in range(targets)],
-    )
+    fleet = Fleet(two_engines, shards(sources), shards(targets))
     fleet.run(200, 16)
 
 
@@ -108,7 +105,7 @@ def test_replicated_sources_share_the_load(two_engines: TwoEngines) -> None:
 @pytest.mark.parametrize("who", [0, 1])
 def test_one_decode_rank_gives_up(two_engines: TwoEngines, who: int, early: bool) -> None:
     """All the others are told, whether prefill had opened the room or not."""
-    fleet = Fleet(two_engines, [hybrid()], [sharded(rank, 2) for rank in range(2)])
+    fleet = Fleet(two_engines, [hybrid()], shards(2))
     fleet.run(64)
     case = fleet.case(64)
     receiving = fleet.receive(case)
@@ -135,7 +132,7 @@ def test_one_decode_rank_gives_up(two_engines: TwoEngines, who: int, early: bool
 @pytest.mark.parametrize("who", [0, 1])
 def test_one_decode_rank_leaves_before_it_asks(two_engines: TwoEngines, who: int, order: str) -> None:
     """Nobody waits for it, in whatever order prefill hears of the room; and the room's id can be used again."""
-    fleet = Fleet(two_engines, [hybrid()], [sharded(rank, 2) for rank in range(2)])
+    fleet = Fleet(two_engines, [hybrid()], shards(2))
     fleet.run(64)
     case = fleet.case(64)
     (prefill,) = fleet.prefill.links
@@ -165,7 +162,7 @@ def test_one_decode_rank_leaves_before_it_asks(two_engines: TwoEngines, who: int
 
 @TCP
 def test_one_prefill_rank_fails(two_engines: TwoEngines) -> None:
-    fleet = Fleet(two_engines, [sharded(rank, 2) for rank in range(2)], [hybrid()])
+    fleet = Fleet(two_engines, shards(2), [hybrid()])
     case = fleet.case(64)
     receiving = fleet.receive(case)
     first, second = (link.send(case.room, 64) for link in fleet.prefill.links)

@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.expect import carry
 from tests.helpers.fleet import Fleet
 from tests.helpers.pools import Index, Kv, Memory, hybrid
-from tests.link.test_topology import TCP, sharded
+from tests.link.test_topology import TCP, shards
 
 import statelink
 from statelink import state
@@ -127,13 +127,8 @@ def test_nobody_notices_without(two_engines: TwoEngines) -> None:
 @TCP
 @pytest.mark.parametrize(("sources", "targets"), [(2, 1), (1, 2)])
 def test_unequal_widths(two_engines: TwoEngines, sources: int, targets: int) -> None:
-    fleet = Fleet(
-        two_engines,
-        [sharded(rank, sources) for rank in range(sources)],
-        [sharded(rank, targets) for rank in range(targets)],
-        verify="digest",
-        backend=f"faulty-{two_engines.backend}",
-    )
+    backend = f"faulty-{two_engines.backend}"
+    fleet = Fleet(two_engines, shards(sources), shards(targets), verify="digest", backend=backend)
     fleet.run(200)
     fleet.run(200, 64, (96, 160))
     two_engines.prefill.run(FAULTY, "plan", "flip", "0")  # the first block is one of keys

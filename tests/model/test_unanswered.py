@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from typing import TYPE_CHECKING
 
@@ -34,5 +35,7 @@ def test_the_log_says_so_after_a_while(caplog: pytest.LogCaptureFixture, monkeyp
         room.abort()
         assert room.wait(20) is Status.FAILED
     assert len(said()) == 1
+    waits = f"prefill instance {address} is still greeting; no answer from "
+    assert re.match(rf"{re.escape(link.name)} has waited \d+ s: {re.escape(waits)}", said()[0])
     assert Trouble.REFUSED.what in said()[0]
     assert Trouble.REFUSED.hint in said()[0]

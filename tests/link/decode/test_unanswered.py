@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -173,21 +172,6 @@ def test_nothing_watches_a_peer_that_has_answered() -> None:
 
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
-
-
-def test_the_log_says_which_link_waits_and_for_how_long(caplog: pytest.LogCaptureFixture) -> None:
-    address = free()
-    with link_of("decode", heartbeat=0.05) as link:
-        link.receive(1, address, 4)
-
-        def said() -> list[str]:
-            return [each.getMessage() for each in caplog.records if "still greeting" in each.getMessage()]
-
-        peers.until(lambda: bool(said()))
-        expected = (
-            rf"{re.escape(link.name)} has waited \d+ s: prefill instance {address} is still greeting; no answer from "
-        )
-        assert re.match(expected, said()[0])
 
 
 @pytest.mark.parametrize(

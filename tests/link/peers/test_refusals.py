@@ -247,16 +247,6 @@ def test_an_instance_that_is_not_configured(pair: Pair) -> None:
     )
 
 
-def test_an_instance_by_name(pair: Pair, two_engines: TwoEngines) -> None:
-    decode = two_engines.open("decode", peers={"west": (pair.prefill.address,)})
-    made = Pair(pair.prefill, decode)
-    case = made.case()
-    receiving = decode.receive(case.room, "west", case.tokens, case.target)
-    sending = made.send(case)
-    made.push(sending, case)
-    made.ended(case, receiving, sending)
-
-
 def test_the_other_sides_calls(pair: Pair) -> None:
     calls: list[tuple[Callable[[], object], str, str]] = [
         (lambda: pair.decode.send(61, 64), "only prefill may call send(): this link's role is 'decode'", "prefill"),

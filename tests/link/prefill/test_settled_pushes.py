@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.helpers.expect import carry
 from tests.helpers.fleet import Fleet
-from tests.link.test_topology import sharded
+from tests.link.test_topology import sharded, shards
 from tests.link.test_verify import FAULTY
 
 from statelink import Status
@@ -143,7 +143,7 @@ def test_what_a_failed_room_left_behind_is_not_settled(two_engines: TwoEngines) 
 def test_a_push_is_settled_once_every_destination_has_it(two_engines: TwoEngines) -> None:
     """Two ranks of decode. To one of them, the second push hangs in the library."""
     backend = f"faulty-{two_engines.backend}"
-    fleet = Fleet(two_engines, [sharded(0, 1)], [sharded(rank, 2) for rank in range(2)], backend=backend)
+    fleet = Fleet(two_engines, [sharded(0, 1)], shards(2), backend=backend)
     fleet.run(200)
     engine, case = two_engines.prefill, fleet.case(200)
     receiving = fleet.receive(case)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.helpers.fleet import Fleet
 from tests.helpers.peers import until
-from tests.link.test_topology import TCP, sharded
+from tests.link.test_topology import TCP, sharded, shards
 
 import statelink
 from statelink import Status, state
@@ -168,7 +168,7 @@ def test_ranks_that_a_rendezvous_server_knows() -> None:
 
 @TCP
 def test_ranks_in_processes_of_their_own(two_engines: TwoEngines) -> None:
-    fleet = Fleet(two_engines, [sharded(rank, 2) for rank in range(2)], [sharded(0, 1)])
+    fleet = Fleet(two_engines, shards(2), [sharded(0, 1)])
     for link in fleet.prefill.links:
         link.siblings([each.address for each in fleet.prefill.links if each is not link])
     sendings = [link.send(77, 16) for link in fleet.prefill.links]

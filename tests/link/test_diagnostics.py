@@ -75,6 +75,23 @@ def test_an_event_of_many_rooms_is_asked_once_at_a_time() -> None:
         assert {each.wait(15) for each in (*receiving[1:], *sending[1:])} == {Status.SUCCEEDED}
 
 
+def test_an_event_that_is_recorded_again_is_asked_again() -> None:
+    """An engine may use one event object for every chunk."""
+    event = Counting()
+    with opened("prefill") as prefill, opened("decode", peers={"p": [prefill.address]}) as decode:
+        receiving = decode.receive(7, "p", 8, {"kv": [1, 0], "aux": [0]}, deadline=60)
+        sending = prefill.send(7, 8, deadline=60)
+        event.over = True
+        sending.push({"kv": [0]}, span=(0, 4), ready=event)
+        until(lambda: sending.settled == 1, what="the first chunk")
+        event.over, before = False, event.asked
+        sending.push({"kv": [1], "aux": [1]}, ready=event)
+        until(lambda: event.asked > before + 3, what="more questions")
+        assert (sending.settled, receiving.status) == (1, Status.TRANSFERRING)
+        event.over = True
+        assert (receiving.wait(15), sending.wait(15)) == (Status.SUCCEEDED, Status.SUCCEEDED)
+
+
 def test_a_hook_that_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     let_go = threading.Event()
 

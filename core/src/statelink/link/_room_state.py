@@ -75,8 +75,6 @@ class RoomState:
     nbytes = 0
     settled = 0
     content = b""
-    _happened: Ready | None = None
-    """The engine's last event that has happened."""
     _met: float | None = None
     """When the room went on from bootstrapping."""
     _over: float | None = None
@@ -329,14 +327,11 @@ class RoomState:
 
         An event that raises fails the room.
         """
-        if ready is None or ready is self._happened:
+        if ready is None:
             return True
         try:
-            if not self.context.events.happened(ready, self, again):
-                return False
+            return self.context.events.happened(ready, self, again)
         except BaseException as error:
             cause = f"its query() raised {type(error).__name__}: {error}".removesuffix(": ")
             self.fail(self.reason_for("room.ready", "the engine's ready event failed", cause))
             return False
-        self._happened = ready
-        return True

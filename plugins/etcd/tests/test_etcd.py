@@ -351,7 +351,7 @@ def test_no_value_of_an_option_fails_in_other_words_than_statelinks(key: str) ->
     config = {"role": "decode", "backend": "tcp", "rendezvous": "etcd://127.0.0.1:1"}
 
     def read(value: object) -> None:
-        connecting(LinkConfig.read({**config, "rendezvous_options": {key: value}}), link="x", keys=None)
+        connecting(LinkConfig.read({**config, "rendezvous_options": {key: value}}), link="x", keys=None).close()
 
     assert not escaped(read)
 

@@ -22,6 +22,7 @@ __all__ = ["Cluster", "Options"]
 SCHEMES = {"etcd": "http", "etcds": "https"}
 PREFIX = "/statelink"
 """What keys begin with, if the address names nothing else."""
+DAY = 86400
 EXAMPLE = "write etcd://host:2379, or etcds://host:2379 for TLS; several members with commas between them"
 
 
@@ -72,8 +73,10 @@ class Cluster(NamedTuple):
             ConfigError: The address, an option or a file cannot be used, or the password would travel in the clear.
         """
         address, options = config.address, config.options
-        if not 0 < options.lifetime <= 86400:
-            raise _unusable("lifetime must be above zero and at most a day", f"got {options.lifetime}")
+        if not 0 < options.lifetime <= DAY:
+            # An integer may have more digits than Python writes.
+            which = f"more than {DAY} seconds" if options.lifetime > 0 else "not above zero"
+            raise _unusable("lifetime must be above zero and at most a day", f"it is {which}")
         scheme, _, rest = address.partition("://")
         hosts, slash, path = rest.partition("/")
         members = hosts.split(",")

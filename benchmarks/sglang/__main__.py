@@ -42,6 +42,7 @@ from benchmarks.pairs import in_turn, ratio
 
 from .pair import Pair
 from .servers import servers
+from .sides import iterations
 from .workloads import WORKLOADS
 
 Row = dict[str, Any]
@@ -138,7 +139,7 @@ def loop(bare: Pair, ours: Pair, theirs: Pair, in_flight: int, rounds: int, coun
     """What a scheduler's loop loses to requests, as its time beyond that of as many turns without them."""
     count = count if in_flight > 1 else count // 8
     bare.go_on()
-    work = bare.both("iterations", WORK_SECONDS)
+    work = bare.both(iterations, WORK_SECONDS)
     bare.rest()
     seen: dict[str, list[dict[str, float]]] = {ours.name: [], theirs.name: []}
 
@@ -215,8 +216,8 @@ def _pairs(against: str, arguments: argparse.Namespace, model: Path) -> contextl
     options, interval = arguments.options, arguments.switch_interval
     return _ready(
         [
-            Pair("statelink", backend, model, arguments.out, options, interval),
-            Pair(connector, "", model, arguments.out, interval=arguments.their_switch_interval),
+            Pair("statelink", backend, model, options, interval),
+            Pair(connector, "", model, interval=arguments.their_switch_interval),
         ]
     )
 
@@ -250,7 +251,7 @@ def measured(arguments: argparse.Namespace, model: Path) -> Iterator[tuple[str, 
                 for in_flight in IN_FLIGHT if "rooms" in suites else ():
                     yield "rooms", rooms(ours, theirs, in_flight, rounds)
                 if "loop" in suites:
-                    with _ready([Pair("", "", model, arguments.out)]) as [bare]:
+                    with _ready([Pair("", "", model)]) as [bare]:
                         for in_flight in IN_FLIGHT:
                             yield "loop", loop(bare, ours, theirs, in_flight, rounds)
                 _check([ours, theirs], "E")

@@ -70,7 +70,7 @@ class _Unread:
     def poll(self) -> Any:
         return SUCCESS
 
-    def push(self, items: Any, *, span: tuple[int, int], ready: Any, last: bool) -> None:
+    def push(self, items: Any, *, span: tuple[int, int], layers: Any = None, ready: Any, last: bool) -> None:
         self.pushed.append(span)
 
 

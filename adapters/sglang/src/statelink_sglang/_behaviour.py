@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from ._seam import SEAM
 
@@ -20,6 +22,8 @@ class Behaviour(NamedTuple):
         counts_held: Whether a scheduler that holds such memory says that it is not idle.
         stages_agree: Whether a pipeline stage of prefill fails a new request only when all stages do.
         lists_prefix: State types of which decode lists the pages of its prefix, too, although they need not arrive.
+        checkpoint: The function with which the prefix cache takes what a request has computed.
+        computed: How many tokens a request has once the forward pass has run in which it is.
     """
 
     until: int = 2
@@ -28,13 +32,22 @@ class Behaviour(NamedTuple):
     counts_held: bool = True
     stages_agree: bool = True
     lists_prefix: frozenset[str] = frozenset()
+    checkpoint: str = "checkpoint_kv_cache"
+    computed: Callable[[Any], int] = attrgetter("extend_end")
 
 
 INDEX_KEYS = frozenset({"dsa"})
 RELEASES = {
     "0.5.22": Behaviour(agrees=False, counts_held=False, lists_prefix=INDEX_KEYS),
     "0.5.21": Behaviour(
-        until=1, device_only=0, agrees=False, counts_held=False, stages_agree=False, lists_prefix=INDEX_KEYS
+        until=1,
+        device_only=0,
+        agrees=False,
+        counts_held=False,
+        stages_agree=False,
+        lists_prefix=INDEX_KEYS,
+        checkpoint="maybe_cache_unfinished_req",
+        computed=attrgetter("extend_range.end"),
     ),
 }
 

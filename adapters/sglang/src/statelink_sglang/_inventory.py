@@ -25,6 +25,10 @@ Buffer = tuple[int, int, int]
 
 PAGES = {"kv", "dsv4"}
 """Types of state that SGLang addresses by the pages of the full pool."""
+BESIDE = {"dsa"}
+"""Types of state that SGLang lists with the last chunk, and that have the same pages."""
+BY_LAYERS = {"kv", "dsa"}
+"""Types of state that a layer's attention completes. The compressed pages of DeepSeek V4 are completed elsewhere."""
 
 
 class Pools(NamedTuple):
@@ -73,11 +77,18 @@ class StateLists(NamedTuple):
         states: For each of SGLang's state types, in order, its components. There are two if SGLang lists the draft's
             buffers behind the model's.
         whole: Those of ``states`` that cover positions: SGLang lists all of their items with the last chunk.
+        beside: Those of ``whole`` that have the pages of the full pool, and as many: prefill sends each chunk of them
+            beside the chunk's pages, and needs no list.
+        layered: Components of which a forward pass of the model completes one layer after the other.
+        layers: The model's layers of ``layered``.
     """
 
     pages: tuple[str, ...]
     states: tuple[tuple[str, ...], ...]
     whole: frozenset[str]
+    beside: frozenset[str] = frozenset()
+    layered: tuple[str, ...] = ()
+    layers: tuple[int, ...] = ()
 
 
 def geometry_of(pools: Pools) -> Geometry:
@@ -147,7 +158,14 @@ def describe_pools(pools: Pools, kv_args: Any) -> tuple[list[Any], StateLists]:
     listed = [name for each in states for name in each]
     pages = tuple(name for name in found if name not in listed and name != "aux")
     whole = frozenset(name for name in listed if state.state_type(found[name].component.type).positional)
-    return components, StateLists(pages, states, whole)
+    beside = frozenset(name for name in whole if found[name].component.type in BESIDE)
+    layered = tuple(
+        name
+        for name in (*pages, *sorted(beside))
+        if not name.startswith("draft.") and found[name].component.type in BY_LAYERS
+    )
+    layers = {buffer.layer for name in layered for buffer in found[name].component.buffers if buffer.layer is not None}
+    return components, StateLists(pages, states, whole, beside, layered, tuple(sorted(layers)))
 
 
 def names_of(state_types: Sequence[Any]) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,15 +16,24 @@ if TYPE_CHECKING:
 __all__ = ["add_states", "drop_prefix"]
 
 
-def add_states(items: dict[str, Any], lists: StateLists, states: Sequence[Any]) -> None:
+def add_states(
+    items: dict[str, Any], lists: StateLists, states: Sequence[Any], without: Collection[str] = ()
+) -> None:
     """Add SGLang's lists of indices of its state types to the items of a request, by component.
+
+    Args:
+        items: They are changed.
+        lists: How the lists go with components.
+        states: SGLang's lists.
+        without: Components that are left out.
 
     Raises:
         ValueError: There are not as many lists as state types.
     """
     for names, indices in zip(lists.states, states, strict=True):
         for name in names:
-            items[name] = _one_dimensional(indices) if name in lists.whole else _one(indices)
+            if name not in without:
+                items[name] = _one_dimensional(indices) if name in lists.whole else _one(indices)
 
 
 def drop_prefix(items: dict[str, Any], pages: int, listed: frozenset[str] = BEHAVIOUR.lists_prefix) -> None:

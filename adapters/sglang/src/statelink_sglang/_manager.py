@@ -29,6 +29,7 @@ from ._dp_ranks import RankFinder
 from ._hooks import making_manager
 from ._http import Bootstrap
 from ._inventory import Pools, describe_pools
+from ._layers import group_ends
 from ._limits import Server, check_server
 from ._options import read_options
 from ._proofs import KeyPair, allowed
@@ -162,6 +163,7 @@ class Manager(BaseKVManager):
             )
         components, self.lists = describe_pools(pools, args)
         self.has_rows = pools.rows
+        self.set_layers()
         self._inventory = state.describe(
             instance,
             components,
@@ -186,7 +188,7 @@ class Manager(BaseKVManager):
             self._directory, self._finder = Directory(allow=allowed(self._options.keys)), RankFinder()
             self.raise_limit(queue.transfer_queue)
         else:
-            self.calls = Calls()
+            self.calls, self.pushes = Calls(), Calls()
             self.register_to_bootstrap()
         log.info(
             "Statelink backend %r moves %s of this %s rank %d of %d%s; its link listens at %s",
@@ -236,7 +238,9 @@ class Manager(BaseKVManager):
         why, until = "SGLang gives its memory away", time.monotonic() + SUSPENDING_SECONDS
         self.declines.keep()
         self._abort_rooms(why)  # they quiesce while the calls are waited for
-        made = self.role != "prefill" or self.calls.drain(max(0.0, until - time.monotonic()))
+        made = self.role != "prefill" or all(
+            each.drain(max(0.0, until - time.monotonic())) for each in (self.calls, self.pushes)
+        )
         for room in self._abort_rooms(why):
             room.wait(max(0.0, until - time.monotonic()), quiesced=True)
             if not room.quiesced:
@@ -253,7 +257,7 @@ class Manager(BaseKVManager):
                 SUSPENDING_SECONDS,
             )
             self._reopens = True
-            self.calls.put((self._close_after_calls, (self.link, why)))
+            self.calls.put((self.pushes.put, ((self._close_after_calls, (self.link, why)),)))
             return
         try:
             self.link.suspend(max(1.0, until - time.monotonic()))
@@ -270,7 +274,7 @@ class Manager(BaseKVManager):
         return rooms
 
     def _close_after_calls(self, link: Link, why: str) -> None:
-        """Close a link whose memory was given away under a call. On the thread of the calls, after that call.
+        """Close a link whose memory was given away under a call. On the thread of the pushes, after that call.
 
         The rooms that such late calls opened are aborted, also on the link that has been opened meanwhile: every room
         that is open there now is of a request from before SGLang gave its memory away.
@@ -301,6 +305,14 @@ class Manager(BaseKVManager):
             if self.role == "prefill":
                 self.register_to_bootstrap()
         self.declines.send(self.link)
+
+    # Prefill: layers that leave while the forward pass runs.
+
+    def set_layers(self) -> None:
+        """Work out, once, in which groups the layers of this rank leave."""
+        self.layer_order = self.lists.layers
+        self.layer_places = {layer: place for place, layer in enumerate(self.layer_order)}
+        self.layer_ends = group_ends(len(self.layer_order))
 
     # Prefill: the bootstrap server.
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.disaggregation.base.conn import BaseKVSender, KVTransferMetric
 
 from statelink import Pages
-from statelink.errors import StatelinkError
+from statelink.errors import RoomError, StatelinkError
 
 from ._hooks import announced
 from ._items import add_states
+from ._layers import Chunk
 from ._transfer import BOOTSTRAPPING, FAILED, SUCCESS, TRANSFERRING, WAITING, Transfer
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Sender"]
 
+Push = tuple[dict[str, Any], tuple[int, int], tuple[int, int] | None]
+"""Items, their span, and the model's layers of which they are; ``None`` for all."""
+
 PROMPT_SECONDS = 1e-6
 """Seconds to a deadline that ends a room at once."""
 
@@ -30,9 +34,12 @@ PROMPT_SECONDS = 1e-6
 class Sender(Transfer, BaseKVSender):
     """Opens the room soon, so that decode's request finds it, and pushes what SGLang sends. N comes from decode.
 
-    The thread of the manager's `Calls` opens the room and makes the pushes. So SGLang's lists of a chunk must stay as
-    they are until the request has ended, as for SGLang's own backends, and a push that the link refuses fails the
+    One thread of the manager opens the room, and another one makes the pushes. So SGLang's lists of a chunk must stay
+    as they are until the request has ended, as for SGLang's own backends, and a push that the link refuses fails the
     request a little later.
+
+    While a forward pass computes a chunk, layers of it are pushed (`begin_layers`). SGLang sends the chunk later, and
+    then the rest of it is pushed.
 
     It reports states as SGLang's queues expect them: before `init` nothing above WAITING, and Success only after the
     last chunk, also on a rank from which decode reads nothing.
@@ -47,8 +54,10 @@ class Sender(Transfer, BaseKVSender):
     _sent = 0
     _at = 0
     _complete = False
+    _ahead = 0
+    """The furthest position of a chunk whose forward pass was launched, if its layers may leave; 0 before."""
     _handed = 0
-    """Chunks that SGLang sent, and that were handed to the thread of the calls. The scheduler's thread counts them."""
+    """What was handed to the thread of the pushes. The scheduler's thread counts it."""
     _pushed = 0
     """Of these, how many it is done with. It counts them."""
     _began: float | None = None
@@ -74,6 +83,10 @@ class Sender(Transfer, BaseKVSender):
             destinations: To which ranks older releases of SGLang would have it send. The link knows them.
         """
         super().__init__(mgr, bootstrap_room)
+        self._chunks: list[Chunk] = []
+        """Chunks of which layers may have left, and which SGLang has not sent yet. Belongs to the thread of the pushes."""
+        self._kept: list[Callable[[], object]] = []
+        """They give pages back to others that layers may be read from. The scheduler's thread."""
         self._patience = time.monotonic() + mgr.timeouts.bootstrap
         """Time until which decode must have named its memory. Once it has, SGLang sets no limit to the forward."""
         request = announced(bootstrap_room)
@@ -186,32 +199,119 @@ class Sender(Transfer, BaseKVSender):
             return
         self._handed += 1
         self._complete = last
-        self.kv_mgr.calls.put((self._push, (kv_indices, state_indices, (start, end), ready)))
+        self.kv_mgr.pushes.put((self._push, (self._push_chunk, kv_indices, state_indices, (start, end), ready)))
 
-    def _push(self, pages: Any, states: Sequence[Any] | None, span: tuple[int, int], ready: Any) -> None:
-        """Push a chunk, unless the request has failed meanwhile. On the thread of the calls."""
+    # Layers that leave while the forward pass runs.
+
+    @property
+    def sends_layers(self) -> bool:
+        """Whether layers of any chunk may have left before SGLang sent the chunk. The same on all ranks of a stage."""
+        return self._ahead > 0
+
+    def begin_layers(self, start: int, end: int) -> Chunk | None:
+        """A forward pass is launched that computes a chunk. `None` if nothing of it may leave before SGLang sends it.
+
+        Args:
+            start: Where SGLang's next chunk begins. The chunk of an earlier forward pass may not have been sent yet.
+            end: Where the chunk ends: at a page, or at N.
+        """
+        start = max(start, self._ahead)
+        if self._pages is None or end <= start:
+            return None
+        self._ahead = end
+        return None if self.failed else Chunk(self, start, end)
+
+    def hand_layers(self) -> None:
+        """Layers of a chunk are handed to the thread of the pushes."""
+        self._handed += 1
+        if self._began is None:
+            self._began = time.perf_counter()
+
+    def push_layers(self, chunk: Chunk, layers: int, ready: Any) -> None:
+        """Push so many of a chunk's first layers, less those that were pushed. On the thread of the pushes."""
+        self._push(self._push_layers, chunk, layers, ready)
+
+    def _push_layers(self, chunk: Chunk, layers: int, ready: Any) -> None:
+        if chunk not in self._chunks:
+            self._chunks.append(chunk)
+        sending, order = self._sending, self.kv_mgr.layer_order
+        assert sending is not None
+        span, some = (chunk.start, chunk.end), (order[chunk.layers], order[layers - 1] + 1)
+        items = dict.fromkeys(self.kv_mgr.lists.layered, Pages(chunk.pages, chunk.start))
+        try:
+            sending.push(items, span=span, layers=some, ready=ready, last=False)
+        except RoomError as error:
+            if error.code != "room.pushes":
+                raise
+            return  # they leave with a later group, or when SGLang sends the chunk
+        chunk.layers = layers
+
+    def keep(self, frees: list[Callable[[], object]]) -> None:
+        """Give pages back only when SGLang is done with the request, because layers of them may be read until then."""
+        self._kept += frees
+
+    def _give_back_kept(self) -> None:
+        kept, self._kept = self._kept, []
+        for free in kept:
+            free()
+
+    # On the thread of the pushes.
+
+    def _push(self, step: Callable[..., None], *arguments: Any) -> None:
+        """Push something, unless the request has failed meanwhile."""
         try:
             if not self._failure and self.conclude_state != FAILED:
-                self._attempt(self._push_now, pages, states, span, ready)
+                self._attempt(step, *arguments)
         finally:
             self._pushed += 1
 
-    def _push_now(self, pages: Any, states: Sequence[Any] | None, span: tuple[int, int], ready: Any) -> None:
+    def _push_chunk(self, pages: Any, states: Sequence[Any] | None, span: tuple[int, int], ready: Any) -> None:
+        """Push what is left of a chunk that SGLang sends."""
         sending, lists = self._sending, self.kv_mgr.lists
         assert sending is not None
-        chunk: dict[str, Any] = dict.fromkeys(lists.pages, Pages(pages, span[0])) if len(pages) else {}
+        pushes, last = [*self._left(pages, span)], dict[str, Any]()
+        if states is not None and lists.whole - lists.beside:
+            span = 0, self._tokens  # these lists are of the whole request, and may begin before this chunk
+        elif states is not None and pushes and pushes[-1][2] is None:
+            last, span, _ = pushes.pop()
+        for items, part, layers in pushes:
+            sending.push(items, span=part, layers=layers, ready=ready, last=False)
         if states is None:
-            sending.push(chunk, span=span, ready=ready, last=False)
             return
-        if lists.whole:
-            # These lists are of the whole request, and may begin before this chunk.
-            if chunk:
-                sending.push(chunk, span=span, ready=ready, last=False)
-            chunk, span = {}, (0, self._tokens)
-        add_states(chunk, lists, states)
+        add_states(last, lists, states, lists.beside)
         if self.kv_mgr.has_rows:
-            chunk["aux"] = self._row
-        sending.push(chunk, span=span, ready=ready, last=True)
+            last["aux"] = self._row
+        sending.push(last, span=span, ready=ready, last=True)
+
+    def _left(self, pages: Any, span: tuple[int, int]) -> Iterator[Push]:
+        """What of some pages has not left by layers: items, their span, and their layers."""
+        lists, order, page = self.kv_mgr.lists, self.kv_mgr.layer_order, self.kv_mgr.page_size
+        everything = (*lists.pages, *lists.beside)
+        others = [name for name in everything if name not in lists.layered]
+        for start, end, layers in self._parts(span):
+            part = pages[(start - span[0]) // page : -(-(end - span[0]) // page)]
+            some = Pages(part, start)
+            if not len(part):
+                continue
+            if 0 < layers < len(order):
+                yield dict.fromkeys(lists.layered, some), (start, end), (order[layers], order[-1] + 1)
+            names = others if layers else everything
+            if names:
+                yield dict.fromkeys(names, some), (start, end), None
+
+    def _parts(self, span: tuple[int, int]) -> Iterator[tuple[int, int, int]]:
+        """The parts of a span, from start to end, and how many layers of each have left."""
+        at, end = span
+        for chunk in self._chunks:
+            if chunk.start > at:
+                yield at, min(chunk.start, end), 0
+            at = max(at, min(chunk.start, end))
+            if at < min(chunk.end, end):
+                yield at, min(chunk.end, end), chunk.layers
+                at = min(chunk.end, end)
+        if at < end:
+            yield at, end, 0
+        self._chunks = [each for each in self._chunks if each.end > end]
 
     def poll_pp_consensus(self) -> int:
         """As `poll`, for the ranks of all pipeline stages. SGLang asks on the first stage, and tells the others."""
@@ -270,9 +370,20 @@ class Sender(Transfer, BaseKVSender):
         try:
             super().failure_exception()
         finally:
+            self._give_back_kept()
             room = self._room
             if room is not None and not self._quiet:
                 room.take_back("SGLang takes the pages of a failed request back")
+
+    def abort(self) -> None:
+        """SGLang gives the request up, and its pages to others: decode's room has failed. Does not block."""
+        super().abort()
+        self._give_back_kept()
+
+    def clear(self) -> None:
+        """SGLang is done with the request."""
+        super().clear()
+        self._give_back_kept()
 
     def get_transfer_metric(self) -> Any:
         """Seconds from the first chunk until decode had everything, and the bytes that this rank moved."""

@@ -18,6 +18,7 @@ from ._hooks import Announced, announcing, around_init_kv_manager
 from ._http import Bootstrap, ask_ranks
 from ._inventory import Pools, describe_pools
 from ._items import drop_prefix
+from ._layers import around_checkpoint, around_run_batch, group_ends
 from ._limits import TESTED_STATE, Server, check_server
 from ._manager import Manager, Timeouts
 from ._options import ALLOWED, VARIABLE, read_options
@@ -67,6 +68,7 @@ __all__ = [
     "TransferFailed",
     "allowed",
     "announcing",
+    "around_checkpoint",
     "around_decode_add",
     "around_handle_batch",
     "around_init_kv_manager",
@@ -74,6 +76,7 @@ __all__ = [
     "around_pop_bootstrapped",
     "around_prefill_add",
     "around_resolve",
+    "around_run_batch",
     "around_send",
     "ask_ranks",
     "check_server",
@@ -81,6 +84,7 @@ __all__ = [
     "describe_pools",
     "drop_prefix",
     "first_token",
+    "group_ends",
     "loaded",
     "read_options",
     "room_of_sample",

@@ -69,5 +69,8 @@ def become(arguments: Sequence[str]) -> None:
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args
 
+    from support import late_layers
+
+    late_layers.install()
     load_plugins()
     run_server(prepare_server_args(list(arguments)))

@@ -73,7 +73,8 @@ class Side(Manager, Memory):
         self._inventory = state.describe(role, components, rank=rank, ranks=ranks, model=model)
         self._config = config or link_config(role)
         self.link = self._open()
-        self.calls = backend.Calls()
+        self.calls = self.pushes = backend.Calls()
+        self.set_layers()
         self.role, self._reopens = role, False
         self._groups: list[Any] = []
         self.stages, self.has_rows, self.follows, self._registrar, self._finder = 1, True, True, None, None

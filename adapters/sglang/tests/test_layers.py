@@ -1,4 +1,4 @@
-"""Layers that leave while the forward pass runs, over a device that computes late: real pools, real links, no server."""
+"""Layers that leave while the forward pass runs, over a device that computes late: real pools and links, no server."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +30,13 @@ LATE_SECONDS = 0.02
 
 @pytest.mark.parametrize(
     ("layers", "ends"),
-    [(1, [1]), (2, [1, 2]), (8, [*GROUPS]), (32, [8, 16, 24, 28, 30, 31, 32]), (80, [20, 40, 60, 70, 75, 77, 78, 79, 80])],
+    [
+        (1, [1]),
+        (2, [1, 2]),
+        (8, [*GROUPS]),
+        (32, [8, 16, 24, 28, 30, 31, 32]),
+        (80, [20, 40, 60, 70, 75, 77, 78, 79, 80]),
+    ],
 )
 def test_layers_leave_in_quarters_and_then_in_halves_of_what_is_left(layers: int, ends: list[int]) -> None:
     assert backend.group_ends(layers) == ends
@@ -88,7 +95,7 @@ class Batch:
     def _attention(self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True) -> None:
         if layer.layer_id not in self._launched:  # else it reads what is there
             self._launched.add(layer.layer_id)
-            self.device.current.launch(lambda: self._write(layer.layer_id))
+            self.device.current.launch(partial(self._write, layer.layer_id))
 
     def _write(self, layer: int) -> None:
         """What the device does for a layer: the bytes come late."""
@@ -106,7 +113,8 @@ class Batch:
     def _forward(self, scheduler: Any, batch: Any) -> str:
         """SGLang's ``run_batch``: it launches everything, and waits for nothing."""
         if not self.enters:  # the whole pass is one graph
-            self.device.forwards.launch(lambda: [self._write(layer) for layer in self.source.lists.layers])
+            for layer in self.source.lists.layers:
+                self.device.forwards.launch(partial(self._write, layer))
         for layer in self.enters:
             given = (None, None, None, SimpleNamespace(layer_id=layer), SimpleNamespace(tbo_children=self.tbo_children))
             scheduler.tp_worker.model_runner.attn_backend.forward(*given)
@@ -125,7 +133,7 @@ class Batch:
 def requests(kind: Callable[[Any], Made] | str, count: int = 1, **more: Any) -> Iterator[tuple[Side, Side, list[Any]]]:
     """Requests whose decode has asked, and for each its two ends and the lists of both."""
     with sides(kind, **more) as ((source,), (target,)):
-        made = []
+        made: list[Any] = []
         for number in range(count):
             without = [page for _, _, *lists in made for page in lists[0].pages]
             taken = [page for _, _, *lists in made for page in lists[1].pages]
@@ -164,11 +172,11 @@ def wrong_layers(source: Side, target: Side, request: Any) -> list[int]:
 
 @pytest.mark.parametrize("lost", [None, *range(len(GROUPS))])
 def test_each_group_waits_for_its_own_event(lost: int | None) -> None:
-    """The launching thread is far ahead. An event that passes at once gives wrong bytes of its group, and of no other."""
+    """The launching thread is far ahead. An event that passes at once gives wrong bytes of its group, and no other."""
     with requests(eight_layers) as (source, target, [request]):
         source.fill(1)  # what the pages had before
         batch = Batch(source, [(request[0], request[2], (0, N))])
-        group = () if lost is None else range([0, *GROUPS][lost], GROUPS[lost])
+        group = range(0) if lost is None else range([0, *GROUPS][lost], GROUPS[lost])
         batch.held = frozenset(group[:1])
         batch.run()
         _, *groups = batch.device.recorded
@@ -314,7 +322,9 @@ def test_which_components_leave_by_layers(
         finish(request)
         assert [layers for layers, _ in found] == groups
         for part in source.parts:
-            sent, arrived = (lists.indices(part, side, N, 0) for lists, side in zip(request[2:], (source, target), strict=True))
+            sent, arrived = (
+                lists.indices(part, side, N, 0) for lists, side in zip(request[2:], (source, target), strict=True)
+            )
             for a, b in zip(source.buffers(part), target.buffers(part), strict=True):
                 assert np.array_equal(a[sent], b[arrived]), part
 

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["add_states", "drop_prefix"]
 
 
-def add_states(
-    items: dict[str, Any], lists: StateLists, states: Sequence[Any], without: Collection[str] = ()
-) -> None:
+def add_states(items: dict[str, Any], lists: StateLists, states: Sequence[Any], without: Collection[str] = ()) -> None:
     """Add SGLang's lists of indices of its state types to the items of a request, by component.
 
     Args:

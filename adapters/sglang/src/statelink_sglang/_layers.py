@@ -66,7 +66,7 @@ class Chunk:
 
 
 class Forward:
-    """A forward pass of prefill that is being launched. On the scheduler's thread, except where a method says otherwise.
+    """A forward pass of prefill that is being launched. On the scheduler's thread, but where a method says otherwise.
 
     Nothing of a batch leaves before the forward pass has been launched in two cases. With two halves of a batch in turn
     (`--enable-two-batch-overlap`), a layer that one half has entered is not complete. While pages come back from the
@@ -124,7 +124,8 @@ class Forward:
         page, table = self._manager.page_size, self._scheduler.req_to_token_pool.req_to_token
         chunks, rows = [], []
         for req in self._batch.reqs:
-            begin = getattr(req.disagg_kv_sender, "begin_layers", None)  # SGLang checks its health with a sender of its own
+            # SGLang checks its health with a sender of its own.
+            begin = getattr(req.disagg_kv_sender, "begin_layers", None)
             if begin is None or req.pending_bootstrap:
                 continue
             tokens = len(req.origin_input_ids)
@@ -210,8 +211,10 @@ def _watch(backend: Any) -> None:
     def forward(*given: Any, **more: Any) -> Any:
         running = _running
         if running is not None:
-            layer = more["layer"] if "layer" in more else given[3]
-            running.entered(layer.layer_id, more["forward_batch"] if "forward_batch" in more else given[4])
+            layer = more["layer"] if "layer" in more else given[3] if len(given) > 3 else None
+            number = getattr(layer, "layer_id", more.get("layer_id"))
+            if number is not None:
+                running.entered(number, more["forward_batch"] if "forward_batch" in more else given[4])
         return inner(*given, **more)
 
     backend.forward = forward
@@ -257,7 +260,7 @@ def _keeping(allocator: Any) -> Iterator[list[Callable[[], object]]]:
 
 
 @cache
-def _frees(allocator: type) -> tuple[str, ...]:
+def _frees(allocator: Any) -> tuple[str, ...]:
     """The methods that give pages of the full pool back. Groups of such calls may be open, and stay so."""
     names = (each for each in dir(allocator) if each.startswith("free") and callable(getattr(allocator, each)))
     return tuple(each for each in names if not {"swa", "group"} & {*each.split("_")})

@@ -27,6 +27,8 @@ PREFILL = "sglang.srt.disaggregation.prefill"
 DECODE = "sglang.srt.disaggregation.decode"
 REQUEST = "sglang.srt.managers.schedule_batch"
 STAGES = "sglang.srt.managers.scheduler_pp_mixin"
+CACHE = "sglang.srt.mem_cache.common"
+BACKEND = "sglang.srt.layers.attention.base_attn_backend"
 
 # fmt: off
 MEMBERS: dict[str, str] = {
@@ -109,6 +111,9 @@ SCHEDULER_CALLS: dict[str, str] = {
     f"{DECODE}:DecodeTransferQueue.resolve_deferred_releases": "self",
     f"{DECODE}:DecodeTransferQueue.has_pending_deferred_releases": "self",
     f"{SCHEDULER}:Scheduler.is_fully_idle": "self for_health_check= ignore_waiting=",
+    f"{SCHEDULER}:Scheduler.run_batch": "self batch pp_proxy_tensors=",
+    f"{CACHE}:checkpoint_kv_cache": "req tree_cache",
+    f"{BACKEND}:AttentionBackend.forward": "self q k v layer forward_batch save_kv_cache= **kwargs",
     f"{STAGES}:SchedulerPPMixin._pp_pd_get_decode_transferred_ids": "self",
     f"{STAGES}:SchedulerPPMixin._pp_recv_pyobj_from_prev_stage": "self",
     f"{STAGES}:SchedulerPPMixin.get_rids": "self req_queue is_send *poll_statuses_group",
@@ -145,9 +150,10 @@ SCHEDULER_ATTRIBUTES: dict[str, str] = {
     "transfer_queue kv_manager",
     f"{DECODE}:DecodeTransferQueue": "deferred_kv_release_timeout gloo_group queue _deferred_releases",
     f"{SCHEDULER}:Scheduler": "model_config req_to_token_pool sliding_window_size disagg_decode_transfer_queue "
-    "disagg_decode_prealloc_queue pp_group",
-    f"{REQUEST}:Req": "bootstrap_host bootstrap_port bootstrap_room cache_salt disagg_prefill_dp_rank input_embeds "
-    "logprob lora_id "
+    "disagg_decode_prealloc_queue disagg_prefill_bootstrap_queue device_module enable_overlap forward_stream pp_group "
+    "schedule_stream tp_worker",
+    f"{REQUEST}:Req": "bootstrap_host bootstrap_port bootstrap_room cache_salt disagg_kv_sender disagg_prefill_dp_rank "
+    "extend_end input_embeds kv logprob lora_id pending_bootstrap start_send_idx "
     "multimodal_inputs origin_input_ids output_ids positional_embed_overrides return_logprob sampling_params",
     f"{UTILS}:MetadataBuffers": "output_top_logprobs_val",
 }
@@ -164,6 +170,8 @@ RELEASES: dict[str, dict[str, str | None]] = {
         f"{BASE}:BaseKVManager": "-should_verify_kv_checksum",
     },
     "0.5.21": {
+        f"{CACHE}:checkpoint_kv_cache": None,
+        f"{REQUEST}:Req": "-extend_end",
         f"{BASE}:KVArgs": "-host_state_data_ptrs -host_state_data_lens -host_state_item_lens -swa_kv_cache_layout",
         f"{BASE}:BaseKVSender": "-mark_prefill_complete",
         f"{BASE}:BaseKVSender.__init__": "@abstract self mgr bootstrap_addr bootstrap_room dest_tp_ranks pp_rank "

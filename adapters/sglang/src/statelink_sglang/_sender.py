@@ -54,6 +54,8 @@ class Sender(Transfer, BaseKVSender):
     _sent = 0
     _at = 0
     _complete = False
+    _over = False
+    """Whether SGLang is done with the request."""
     _ahead = 0
     """The furthest position of a chunk whose forward pass was launched, if its layers may leave; 0 before."""
     _handed = 0
@@ -84,7 +86,7 @@ class Sender(Transfer, BaseKVSender):
         """
         super().__init__(mgr, bootstrap_room)
         self._chunks: list[Chunk] = []
-        """Chunks of which layers may have left, and which SGLang has not sent yet. Belongs to the thread of the pushes."""
+        """Chunks of which layers may have left, and that SGLang has not sent yet. For the thread of the pushes."""
         self._kept: list[Callable[[], object]] = []
         """They give pages back to others that layers may be read from. The scheduler's thread."""
         self._patience = time.monotonic() + mgr.timeouts.bootstrap
@@ -249,8 +251,12 @@ class Sender(Transfer, BaseKVSender):
     def keep(self, frees: list[Callable[[], object]]) -> None:
         """Give pages back only when SGLang is done with the request, because layers of them may be read until then."""
         self._kept += frees
+        if self._over:
+            self._give_back()
 
-    def _give_back_kept(self) -> None:
+    def _give_back(self) -> None:
+        """SGLang is done with the request: its pages are given to others."""
+        self._over = True
         kept, self._kept = self._kept, []
         for free in kept:
             free()
@@ -370,7 +376,7 @@ class Sender(Transfer, BaseKVSender):
         try:
             super().failure_exception()
         finally:
-            self._give_back_kept()
+            self._give_back()
             room = self._room
             if room is not None and not self._quiet:
                 room.take_back("SGLang takes the pages of a failed request back")
@@ -378,12 +384,12 @@ class Sender(Transfer, BaseKVSender):
     def abort(self) -> None:
         """SGLang gives the request up, and its pages to others: decode's room has failed. Does not block."""
         super().abort()
-        self._give_back_kept()
+        self._give_back()
 
     def clear(self) -> None:
         """SGLang is done with the request."""
         super().clear()
-        self._give_back_kept()
+        self._give_back()
 
     def get_transfer_metric(self) -> Any:
         """Seconds from the first chunk until decode had everything, and the bytes that this rank moved."""

@@ -1,4 +1,4 @@
-"""Stands in for a card: work that was launched on a stream is done later, in order, while the launching thread goes on."""
+"""Stands in for a card: what was launched on a stream is done later, in order, while the launching thread goes on."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Device:
         self.current = self.forwards
         self.recorded: list[Event] = []
 
-    def Event(self) -> Event:  # noqa: N802 - it is torch's name
+    def Event(self) -> Event:
         return Event(self)
 
     @contextlib.contextmanager

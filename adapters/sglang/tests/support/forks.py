@@ -68,7 +68,6 @@ def become(arguments: Sequence[str]) -> None:
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args
-
     from support import late_layers
 
     late_layers.install()

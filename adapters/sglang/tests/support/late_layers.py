@@ -40,7 +40,8 @@ def _write_late(seconds: float) -> None:
     inner = TorchNativeAttnBackend.forward_extend
 
     def forward_extend(backend: Any, q: Any, k: Any, v: Any, layer: Any, batch: Any, *given: Any, **more: Any) -> Any:
-        pool, slots, number = backend.token_to_kv_pool, batch.out_cache_loc, layer.layer_id
+        pool, number = backend.token_to_kv_pool, layer.layer_id
+        slots = batch.out_cache_loc.clone()  # SGLang has one buffer for the slots of all passes
         if number == 0:
             before = _Event()
             before.record()
@@ -89,4 +90,4 @@ def _count(path: Path) -> None:
             file.write("g")
         inner(sender, *given)
 
-    Sender.push_layers = push_layers  # type: ignore[method-assign]
+    Sender.push_layers = push_layers  # type: ignore[assignment,method-assign]

@@ -100,8 +100,11 @@ class Forward:
         if self._chunks is None:
             self._whole = self._whole or getattr(forward_batch, "tbo_children", None) is not None
             self._chunks = self._begin()
+            if self._whole or not self._chunks:
+                _stop()
+                return
         place = self._manager.layer_places.get(before)
-        if place is None or self._whole or not self._chunks:
+        if place is None:
             return
         self._marks[place] = 1
         while self._complete < len(self._marks) and self._marks[self._complete]:
@@ -195,6 +198,12 @@ def around_run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *
     return result
 
 
+def _stop() -> None:
+    """Nothing wants to know any more which layers the forward pass enters."""
+    global _running
+    _running = None
+
+
 def _manager_of(scheduler: Any) -> Manager | None:
     """The manager of a prefill server that has layers to send; ``None`` for any other server."""
     queue = getattr(scheduler, "disagg_prefill_bootstrap_queue", None)
@@ -249,7 +258,7 @@ def _keeping(allocator: Any) -> Iterator[list[Callable[[], object]]]:
 
         return freed
 
-    names = _frees(type(allocator))
+    names = _frees(allocator.__class__)
     for name in names:
         setattr(allocator, name, keep(getattr(allocator, name)))
     try:

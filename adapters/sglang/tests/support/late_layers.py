@@ -15,20 +15,22 @@ from typing import Any
 
 from .device import Device
 
-__all__ = ["GROUPS", "LATE", "install"]
+__all__ = ["GROUP", "KEPT", "LATE", "SEEN", "install"]
 
 LATE = "STATELINK_TEST_LATE_LAYERS"
 """Variable with the seconds after which the bytes of a layer come."""
-GROUPS = "STATELINK_TEST_LAYER_GROUPS"
-"""Variable with the path of a file that gets one letter for each group of layers that a request pushes."""
+SEEN = "STATELINK_TEST_LAYERS_SEEN"
+"""Variable with the path of a file that gets a letter for each of these."""
+GROUP, KEPT = "gk"
+"""A group of layers that a request pushes; pages that are kept for one, although the cache has given them back."""
 
 
 def install() -> None:
     """Put it where SGLang looks for events and attention, in this process, if the variables say so."""
     if os.environ.get(LATE):
         _write_late(float(os.environ[LATE]))
-    if os.environ.get(GROUPS):
-        _count(Path(os.environ[GROUPS]))
+    if os.environ.get(SEEN):
+        _count(Path(os.environ[SEEN]))
 
 
 def _write_late(seconds: float) -> None:
@@ -83,11 +85,16 @@ class _Event:
 def _count(path: Path) -> None:
     from statelink_sglang.backend import Sender
 
-    inner = Sender.push_layers
+    def counted(name: str, letter: str) -> None:
+        inner = getattr(Sender, name)
 
-    def push_layers(sender: Any, *given: Any) -> None:
-        with path.open("a") as file:
-            file.write("g")
-        inner(sender, *given)
+        def call(sender: Any, *given: Any) -> None:
+            if given[0]:
+                with path.open("a") as file:
+                    file.write(letter)
+            inner(sender, *given)
 
-    Sender.push_layers = push_layers  # type: ignore[assignment,method-assign]
+        setattr(Sender, name, call)
+
+    counted("push_layers", GROUP)
+    counted("keep", KEPT)

@@ -306,6 +306,8 @@ def test_a_page_that_a_chunk_does_not_fill_leaves_with_the_next_one(monkeypatch:
         ("swa", ("kv",), [1]),
         ("gdn", ("kv",), [1]),
         ("mxfp8", ("kv",), [1, 2]),
+        ("hybrid", ("kv",), [1]),
+        ("qsa", ("kv",), [1]),
     ],
 )
 def test_which_components_leave_by_layers(

@@ -220,10 +220,10 @@ def _watch(backend: Any) -> None:
     def forward(*given: Any, **more: Any) -> Any:
         running = _running
         if running is not None:
-            layer = more["layer"] if "layer" in more else given[3] if len(given) > 3 else None
-            number = getattr(layer, "layer_id", more.get("layer_id"))
+            layer, forward_batch = (*given, *[None] * 5)[3:5]
+            number = getattr(more.get("layer", layer), "layer_id", more.get("layer_id"))
             if number is not None:
-                running.entered(number, more["forward_batch"] if "forward_batch" in more else given[4])
+                running.entered(number, more.get("forward_batch", forward_batch))
         return inner(*given, **more)
 
     backend.forward = forward
@@ -258,7 +258,7 @@ def _keeping(allocator: Any) -> Iterator[list[Callable[[], object]]]:
 
         return freed
 
-    names = _frees(allocator.__class__)
+    names, own = _frees(allocator.__class__), dict(vars(allocator))
     for name in names:
         setattr(allocator, name, keep(getattr(allocator, name)))
     try:
@@ -266,6 +266,8 @@ def _keeping(allocator: Any) -> Iterator[list[Callable[[], object]]]:
     finally:
         for name in names:
             delattr(allocator, name)
+            if name in own:
+                setattr(allocator, name, own[name])
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -21,7 +22,7 @@ from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, SlidingWindowS
 
 from statelink import state
 
-from ._early import blocks_of_early_groups
+from ._early import EarlyChunks
 from ._events import recorded
 from ._inventory import Model, describe_cache
 from ._leftovers import Leftovers
@@ -67,12 +68,13 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
         check_server(vllm_config, self._options)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
+        self._handled: BaseException | None = None
+        """An error that whoever called the engine was handling when the step began."""
         specs = [spec for group in kv_cache_config.transfer_groups for spec in iter_layer_specs(group.kv_cache_spec)]
         self._local = any(isinstance(spec, (SlidingWindowSpec, ChunkedLocalAttentionSpec)) for spec in specs)
         if role is KVConnectorRole.SCHEDULER:
             at_least = 1 if self._local or kv_cache_config.has_mamba_layers else 0
             left_out = max(at_least, vllm_config.num_prefill_lookahead_tokens - 1)
-            early = blocks_of_early_groups(kv_cache_config, vllm_config)
             drafts = vllm_config.num_speculative_tokens
             beyond = 1 + drafts + vllm_config.num_lookahead_tokens if drafts else 0  # as vLLM's scheduler counts
             self._scheduler = SchedulerSide(
@@ -81,7 +83,7 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
                 kv_cache_config,
                 left_out,
                 beyond,
-                early,
+                EarlyChunks(kv_cache_config, vllm_config),
                 awaited=vllm_config.parallel_config.data_parallel_size > 1,  # vLLM sets 1 for ranks that share nothing
             )
 
@@ -220,7 +222,9 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
         )
         device = next(iter(kv_caches.values())).device
         leftovers = Leftovers(cache, kv_caches, groups)
-        self._worker = WorkerSide(self._options.link, inventory, groups, leftovers, lambda: recorded(device))
+        # With two halves of a batch that take turns, a layer is called for each half, in a thread of its own.
+        number = None if parallel.use_ubatching else extract_layer_index
+        self._worker = WorkerSide(self._options.link, inventory, groups, leftovers, lambda: recorded(device), number)
         link = self._worker.link
         log.info(
             "Statelink backend %r moves %s of rank %d of %d; its link listens at %s",
@@ -246,11 +250,12 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """See `WorkerSide.prepare`. vLLM calls this right before the forward pass."""
         super().bind_connector_metadata(connector_metadata)
+        self._handled = sys.exc_info()[1]
         assert isinstance(connector_metadata, ToWorker)
         self.worker_side.prepare(connector_metadata)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """See `WorkerSide.begin`. Sending begins here, too: what is sent was computed in an earlier step."""
+        """See `WorkerSide.begin`. What it sends was computed in an earlier step."""
         step = self._get_connector_metadata()
         assert isinstance(step, ToWorker)
         self.worker_side.begin(step)
@@ -259,10 +264,27 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
         """State never arrives in the middle of a forward pass."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """State is sent by tokens, and not by layers."""
+        """See `WorkerSide.layer`. vLLM calls this where Python has launched a layer of attention."""
+        if self._worker is not None:
+            self._worker.layer(layer_name)
+
+    def finish_forward(self) -> None:
+        """See `WorkerSide.computed`. Only the second model runner calls this, when the forward pass is launched."""
+        if self._worker is not None:
+            self._worker.computed()
 
     def wait_for_save(self) -> None:
-        """State is sent beside the forward pass."""
+        """The same at the end of the step. Nothing is waited for.
+
+        The first model runner calls this, too, when the forward pass has raised an error.
+        """
+        if self._worker is None:
+            return
+        error = sys.exc_info()[1]
+        if error is None or error is self._handled:
+            self._worker.computed()
+        else:
+            self._worker.failed()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """See `WorkerSide.results`."""

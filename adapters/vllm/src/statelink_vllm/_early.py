@@ -4,9 +4,8 @@ vLLM may preempt a request at any time. It then takes its blocks, and asks no co
 one more reference in vLLM's own pool of blocks, in a step that the request is a part of, and loses it once every rank
 says that nothing reads the block. Other requests get no such block meanwhile.
 
-A step sends what the steps before it have computed, and its own part of the prompt is computed beside that. Blocks that
-a request finds in the prefix cache may still be computed by the step that finds them. So a request sends nothing in the
-step that it begins or resumes with.
+A step sends what it computes itself, each group of layers behind the event that it is computed. Blocks that a request
+finds in the prefix cache may still be computed by the step that finds them: layer by layer, and so in time.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from ._content import content_of_request
 from ._messages import Chunk, Open, Send
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
-    from ._messages import FromWorker, ToWorker
+    from ._messages import FromWorker, Tables, ToWorker
 
-__all__ = ["EarlyChunks", "blocks_of_early_groups"]
+__all__ = ["EarlyChunks"]
 
 log = logging.getLogger("vllm.statelink")
 
@@ -36,22 +35,18 @@ SHARE = 4
 requests that were preempted or aborted keep from others until their transfers have ended."""
 
 
-def blocks_of_early_groups(cache: Any, config: Any) -> dict[int, int]:
+def _blocks_of_early_groups(cache: Any) -> dict[int, int]:
     """The groups of layers whose state never changes once it is computed, and the tokens of their blocks.
 
     Windows and attention chunks are not among them, because only their last tokens are needed; nor recurrent layers,
-    because only their last state is. No group is, where a draft model looks more than one token ahead: what it computes
-    of the last tokens of a chunk then depends on the tokens behind them.
+    because only their last state is.
 
     Args:
         cache: vLLM's ``KVCacheConfig``.
-        config: vLLM's ``VllmConfig``.
 
     Returns:
         By the number of a group among those that are moved.
     """
-    if config.num_prefill_lookahead_tokens > 1 or config.parallel_config.decode_context_parallel_size > 1:
-        return {}
     return {
         number: group.kv_cache_spec.block_size
         for number, group in enumerate(cache.transfer_groups)
@@ -61,6 +56,10 @@ def blocks_of_early_groups(cache: Any, config: Any) -> dict[int, int]:
 
 def _stays(spec: Any) -> bool:
     return type(spec) in (FullAttentionSpec, MLAAttentionSpec) and spec.tokens_per_state == 1 and not spec.non_causal
+
+
+def _count(table: Sequence[int]) -> int:
+    return sum(block != 0 for block in table)
 
 
 @dataclass
@@ -87,15 +86,23 @@ class _Progress:
 class EarlyChunks:
     """Decides which blocks are sent early, and holds them. Runs on the thread of the engine core.
 
+    Nothing is sent early where a draft model looks more than one token ahead: what it computes of the last tokens of a
+    part then depends on the tokens behind them. Nor with decode context parallelism.
+
     Args:
-        blocks: What `blocks_of_early_groups` returned.
         cache: vLLM's ``KVCacheConfig``.
+        config: vLLM's ``VllmConfig``.
     """
 
-    def __init__(self, blocks: Mapping[int, int], cache: Any) -> None:
+    def __init__(self, cache: Any, config: Any) -> None:
         self.ranks = 1
         """Ranks that say when a block is not read any more."""
-        self._blocks = blocks
+        able = config.num_prefill_lookahead_tokens <= 1 and config.parallel_config.decode_context_parallel_size == 1
+        self._blocks = blocks = _blocks_of_early_groups(cache) if able else {}
+        # A draft is computed after the step. The blocks of a group that is on the host are of another pool.
+        host = any(group.host_resident for group in cache.transfer_groups)
+        self._whole = able and not host and not config.num_speculative_tokens
+        """Whether the step that computes the end of a prompt computes all that is sent."""
         self._cache = cache
         self._step = math.lcm(*blocks.values())
         """Tokens after which a block ends in every group."""
@@ -130,7 +137,7 @@ class EarlyChunks:
         """
         streams = getattr(request, "resumable", False)
         given = request.prompt_token_ids is not None and request.prompt_embeds is None
-        if self._blocks and given and not streams and not request.get_skip_reading_prefix_cache():
+        if (self._blocks or self._whole) and given and not streams and not request.get_skip_reading_prefix_cache():
             self._progress.setdefault(request.request_id, _Progress(request, room))
 
     def plan(self, output: Any, made: ToWorker) -> None:
@@ -148,45 +155,54 @@ class EarlyChunks:
                 # What decode has not asked for must not wait for it, and so keep blocks from the requests that run.
                 made.withdraw.add(name)
                 progress.sent = 0
-        begins = {new.req_id for new in output.scheduled_new_reqs} | set(output.scheduled_cached_reqs.resumed_req_ids)
+        if output.has_sync_kv_loads:
+            # vLLM finds out after the step, and after the next one if it schedules ahead, that a load has failed. Then
+            # decode must not have taken a request for complete.
+            self._whole = False
         for name, count in output.num_scheduled_tokens.items():
             progress = self._progress.get(name)
-            if progress is None or progress.given_up:
-                continue
-            if name not in begins:
-                self._send(name, progress, output, made)
-            elif (
-                not progress.content
-                and progress.request.num_computed_tokens + count < progress.request.num_prompt_tokens
-            ):
-                tokens = progress.request.num_prompt_tokens
-                progress.content = content_of_request(progress.request, tokens)
-                made.open[name] = Open(progress.room, tokens, progress.content)
+            if progress is not None and not progress.given_up:
+                self._plan(name, progress, count, output, made)
 
-    def _send(self, name: str, progress: _Progress, output: Any, made: ToWorker) -> None:
-        computed = progress.request.num_computed_tokens
-        if not progress.content or computed >= progress.request.num_prompt_tokens:
+    def _plan(self, name: str, progress: _Progress, count: int, output: Any, made: ToWorker) -> None:
+        computed, tokens = progress.request.num_computed_tokens, progress.request.num_prompt_tokens
+        if computed >= tokens:
             return
         if computed < progress.sent:
             self._give_up(name, progress, "vLLM computes a part of the prompt again, because it was not loaded", made)
             return
-        first = progress.sent
-        steps = min(computed // self._step - first // self._step, (self._most - self._count) // self._in_a_step)
-        if steps <= 0:
-            return
-        last = first + steps * self._step
+        if not progress.content:
+            progress.content = content_of_request(progress.request, tokens)
+            made.open[name] = Open(progress.room, tokens, progress.content)
         tables = self._cache.select_transfer_block_ids(output.kv_connector_block_state.get_block_ids(name))
-        chosen = tuple(
-            table[first // self._blocks[number] : last // self._blocks[number]] if number in self._blocks else []
-            for number, table in enumerate(tables)
-        )
-        held = [self._pool.blocks[block] for table in chosen for block in table]
+        first, left = progress.sent, self._most - self._count
+        stop = min(computed + count, tokens)
+        if stop < tokens:
+            stop -= stop % self._step
+        chosen = self._choose(tables, first, stop)
+        final = stop == tokens and self._whole
+        others = tuple([] if number in self._blocks else table for number, table in enumerate(tables)) if final else ()
+        if sum(map(_count, (*chosen, *others))) > left:  # a part of it, and the rest with what follows
+            final, others = False, ()
+            stop = min(first + left // max(self._in_a_step, 1) * self._step, stop)
+            chosen = self._choose(tables, first, stop)
+        held = [self._pool.blocks[block] for table in (*chosen, *others) for block in table if block]
+        if not held:
+            return
         self._pool.touch(held)
         self._held[name, progress.chunks] = held
         self._count += len(held)
-        made.chunks[name] = Chunk(progress.chunks, first, last, chosen)
-        progress.sent = last
+        made.chunks[name] = Chunk(progress.chunks, first, stop, chosen, final, others)
+        progress.sent = stop
         progress.chunks += 1
+
+    def _choose(self, tables: Tables, first: int, last: int) -> Tables:
+        """The blocks of a range of tokens, of the early groups."""
+        sizes = [self._blocks.get(number) for number in range(len(tables))]
+        return tuple(
+            [] if size is None else table[first // size : -(-last // size)]
+            for table, size in zip(tables, sizes, strict=True)
+        )
 
     @staticmethod
     def _give_up(name: str, progress: _Progress, why: str, made: ToWorker) -> None:

@@ -60,6 +60,7 @@ class Group(NamedTuple):
         spare: Blocks at the end of a recurrent table that only speculation uses.
         layers: vLLM's names of the layers.
         draft: Whether a draft model has the layers.
+        of_index: Whether they are the index of sparse attention.
     """
 
     table: int
@@ -69,6 +70,7 @@ class Group(NamedTuple):
     spare: int = 0
     layers: tuple[str, ...] = ()
     draft: bool = False
+    of_index: bool = False
 
     def indices(self, table: Sequence[int], tokens: int, prefix: int) -> Any:
         """The indices of what has to move.
@@ -202,7 +204,7 @@ def _describe(
         else:
             described = _compressed(kind, name, specs, layers, numbers, ratio, model)
         found = Group(place, described.component, ratio=ratio)
-    return described, found._replace(layers=tuple(layers), draft=kind.draft)
+    return described, found._replace(layers=tuple(layers), draft=kind.draft, of_index=kind.of_index)
 
 
 def _numbered(name: str, layers: Mapping[str, Any], model: Model) -> dict[int, Any]:

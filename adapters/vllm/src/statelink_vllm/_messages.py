@@ -60,19 +60,23 @@ class Open:
 
 @dataclass
 class Chunk:
-    """A part of such a request, which earlier steps have computed. Its blocks are held until it has been sent.
+    """A part of such a request, which this step completes. Its blocks are held until it has been sent.
 
     Attributes:
         number: Its number in the request, from 0.
         first: Its first token.
         last: The token behind its last one.
-        tables: Its blocks, of the groups of layers that are sent early.
+        tables: Their blocks, of the groups of layers whose state stays as it is once it is computed.
+        final: Whether nothing of the request is left to send after it.
+        others: If it is final, the request's blocks of the other groups, by position from token 0.
     """
 
     number: int
     first: int
     last: int
     tables: Tables
+    final: bool = False
+    others: Tables = ()
 
 
 @dataclass

@@ -17,7 +17,6 @@ from statelink.errors import ConfigError
 
 from ._admission import Admission, blocks_needed
 from ._content import content_of_request
-from ._early import EarlyChunks
 from ._held import HeldBlocks
 from ._leases import Leases
 from ._messages import Address, FromWorker, Receive, Send, Tables, ToWorker
@@ -29,6 +28,7 @@ from ._retries import Retries
 from ._unclaimed import Unclaimed
 
 if TYPE_CHECKING:
+    from ._early import EarlyChunks
     from ._options import Options
 
 __all__ = ["SchedulerSide"]
@@ -64,7 +64,7 @@ class SchedulerSide:
         cache: vLLM's ``KVCacheConfig``.
         left_out: How many of a prompt's last tokens prefill does not compute; see `tokens`.
         beyond: Tokens behind a request's own for which vLLM reserves blocks, for drafts.
-        early: What `blocks_of_early_groups` returned.
+        early: What is sent before the end of a prompt.
         awaited: Whether other ranks wait for the end of each step, as those of data parallelism do that share experts.
     """
 
@@ -75,7 +75,7 @@ class SchedulerSide:
         cache: Any,
         left_out: int,
         beyond: int,
-        early: Mapping[int, int],
+        early: EarlyChunks,
         *,
         awaited: bool,
     ) -> None:
@@ -102,7 +102,7 @@ class SchedulerSide:
         self._unclaimed = Unclaimed()
         self._looked_at: Any = None
         """The request that vLLM looked at last in this step, if it has got no blocks."""
-        self.early = EarlyChunks(early, cache)
+        self.early = early
 
     def bind(self, manager: Any) -> None:
         """Take vLLM's ``KVCacheManager``: blocks of failed requests may be held in its pool."""

@@ -61,7 +61,10 @@ class WorkerSide:
         inventory: What this rank holds.
         groups: How block tables become indices.
         leftovers: Zeroes blocks that are received in part.
-        computed: Makes an event that is true once every step before this moment is computed, or ``None`` where it is.
+        ready: Makes an event that is true once all that was launched before this moment is computed, or ``None`` where
+            it is.
+        number: The number of a layer in the whole model, by its name; ``None`` if no layer is sent before all of them
+            are computed.
 
     Raises:
         StatelinkError: The link cannot be opened.
@@ -73,15 +76,15 @@ class WorkerSide:
         inventory: Inventory,
         groups: tuple[Group, ...],
         leftovers: Leftovers,
-        computed: Callable[[], Any] = lambda: None,
+        ready: Callable[[], Any] = lambda: None,
+        number: Callable[[str], int] | None = None,
     ) -> None:
         self.link: Link = statelink.open(config, inventory)
         self._has_siblings = inventory.ranks > 1 and config.role != "prefill"
         self._groups = groups
         self._leftovers = leftovers
-        self._computed = computed
         self._deadline = config.deadline
-        self._early = EarlyRooms(self.link, groups, config.deadline)
+        self._early = EarlyRooms(self.link, groups, config.deadline, ready, number)
         self._sending: dict[str, Sending] = {}
         self._receiving: dict[str, Room] = {}
         self._items_of: dict[str, Mapping[str, Any]] = {}
@@ -98,16 +101,25 @@ class WorkerSide:
         return not (self._sending or self._receiving or self._unquiet or self._items_of or self._early)
 
     def prepare(self, step: ToWorker) -> None:
-        """Send what earlier steps have computed of prompts. Called before the model runs, and sent beside it."""
+        """Take what the step computes of prompts. Called before the model runs."""
         for name in step.withdraw:
             self._early.withdraw(name)
         for name, each in step.open.items():
             self._early.open(name, each)
-        if step.chunks:
-            ready = self._computed()
-            for name, chunk in step.chunks.items():
-                self._early.add(name, chunk, ready)
+        self._early.begin(step.chunks)
         self._early.go_on()
+
+    def layer(self, name: str) -> None:
+        """A layer of attention is launched. Sends the layers up to it, where they make up a group."""
+        self._early.layer(name)
+
+    def computed(self) -> None:
+        """All layers are launched. Sends what was not sent of them. Does nothing if it was called in this step."""
+        self._early.computed()
+
+    def failed(self) -> None:
+        """The forward pass has failed: what was sent of it must not be used."""
+        self._early.failed()
 
     def begin(self, step: ToWorker) -> None:
         """Begin what the scheduler asks for. What cannot begin fails alone."""
@@ -180,7 +192,7 @@ class WorkerSide:
                 room.push(self._items(job.tables, job.tokens, 0))
             else:
                 room.extend(self._deadline)  # as long as that of a room that is opened now
-                room.push(self._early.last(early, job), span=(0, job.tokens))
+                self._early.finish(early, job)
         except StatelinkError as error:
             room.abort(f"prefill cannot push: {error}")
             raise

@@ -12,7 +12,7 @@ from ._inventory import Group, Model, describe_cache
 from ._leases import Leases
 from ._leftovers import Leftovers
 from ._limits import check_server
-from ._messages import Address, FromWorker, Keep, Receive, Send, ToWorker
+from ._messages import Address, Chunk, FromWorker, Keep, Open, Receive, Send, ToWorker
 from ._options import ALLOWED, Options, read_options
 from ._params import Source, Wanted, answer, refusal, wanted
 from ._places import Place, place_of
@@ -25,6 +25,7 @@ __all__ = [
     "ALLOWED",
     "SEAM",
     "Address",
+    "Chunk",
     "FromWorker",
     "Group",
     "HeldBlocks",
@@ -32,6 +33,7 @@ __all__ = [
     "Leases",
     "Leftovers",
     "Model",
+    "Open",
     "Options",
     "Place",
     "PromMetrics",

@@ -21,6 +21,7 @@ def config_of(lookahead: int = 0, stages: int = 1, width: int = 1, replicas: int
             data_parallel_size=replicas,
             decode_context_parallel_size=1,
             prefill_context_parallel_size=1,
+            use_ubatching=False,
         ),
         scheduler_config=SimpleNamespace(policy="fcfs"),
         model_config=SimpleNamespace(

@@ -7,14 +7,16 @@ token. Every step reads what a model's layers would read, and fails if anything 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
 from vllm import SamplingParams
 from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+from vllm.model_executor.models.utils import extract_layer_index
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash, resolve_kv_cache_block_sizes
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -44,6 +46,8 @@ LONGEST = 40
 
 WINDOW, CHUNK = 7, 6
 HEADS = 2
+GRAPHS = 5
+"""One step in so many is a single graph, in which no layer is told of. In another one, layers are in no order."""
 AT_ONCE = 2
 """Steps under way where the scheduler runs ahead."""
 
@@ -89,7 +93,7 @@ class Landed:
     """An event: the steps that were launched before it was made have been computed. It stands for a device's."""
 
     def __init__(self, engine: SimulatedEngine) -> None:
-        self._engine, self._until = engine, engine.launched
+        self._engine, self._until = engine, engine.launched + engine.launching
 
     def query(self) -> bool:
         return self._engine.landed >= self._until
@@ -155,7 +159,10 @@ class SimulatedEngine:
         self._hasher = get_request_block_hasher(hashed, sha256)
         self.pool = self.scheduler.kv_cache_manager.block_pool
         self.free = self.pool.get_num_free_blocks()
-        self.launched = self.landed = 0
+        self.launched = self.landed = self.launching = 0
+        """Steps that were launched, and that have been computed; 1 while a step is being launched."""
+        self.between: Callable[[], None] = lambda: None
+        """What else happens while a layer is launched."""
         self.preempted = 0
         self._watch_pool(network)
         self._aggregator = KVOutputAggregator.from_connector(self.scheduler.connector, side.ranks)
@@ -173,7 +180,10 @@ class SimulatedEngine:
         self.ended: dict[str, Ended] = {}
 
     def _worker(self, rank: int, network: Network) -> WorkerSide:
-        groups = [(_spec(kind, self.side.block, self.side.ranks), (n,)) for n, kind in enumerate(self.side.kinds)]
+        groups = [
+            (_spec(kind, self.side.block, self.side.ranks), layers_of(n, kind))
+            for n, kind in enumerate(self.side.kinds)
+        ]
         made = make_cache(groups)
         components, described = describe_cache(made.config, made.tensors, model_of((rank, self.side.ranks), HEADS))
         inventory = state.describe(self.name, components, rank=rank, ranks=self.side.ranks)
@@ -181,7 +191,7 @@ class SimulatedEngine:
         link = SimulatedLink(network, self, rank, inventory)
         with mock.patch.object(statelink, "open", return_value=link):
             leftovers = Leftovers(made.config, made.tensors, ())
-            return WorkerSide(self._link, inventory, described, leftovers, lambda: Landed(self))
+            return WorkerSide(self._link, inventory, described, leftovers, lambda: Landed(self), extract_layer_index)
 
     def _watch_pool(self, network: Network) -> None:
         """See that no block is handed out while it is read, and count preemptions."""
@@ -274,7 +284,12 @@ class SimulatedEngine:
             if receive.tables:
                 self.rooms[receive.room] = name
         worker.prepare(asked)
+        if step.total_num_scheduled_tokens:
+            self.launching = 1
+            self._launch_layers(worker)
         worker.begin(asked)
+        worker.computed()  # the first model runner
+        self.launching = 0
         results = worker.results()
         return KVConnectorOutput(
             finished_sending=results.sent or None,
@@ -283,6 +298,21 @@ class SimulatedEngine:
             kv_connector_stats=worker.stats(),
             kv_connector_worker_meta=worker.said(),
         )
+
+    def _launch_layers(self, worker: WorkerSide) -> None:
+        """Tell of the layers, unless the step is a single graph."""
+        number = self.launched
+        if number % GRAPHS:
+            layers = [
+                layer for n, kind in enumerate(self.side.kinds) if kind != "recurrent" for layer in layers_of(n, kind)
+            ]
+            if number % GRAPHS > 1:
+                layers.sort()
+            for layer in layers:
+                self.between()
+                worker.layer(f"model.layers.{layer}.attn")
+        if number % 2:  # the second model runner
+            worker.computed()
 
     # The model.
 
@@ -319,10 +349,10 @@ class SimulatedEngine:
             for memory in self.memories:
                 self._check(name, memory, group, kind, table, first, digests)
                 if kind == "recurrent":
-                    memory.write(group, table[(last - 1) // self.side.block], STATE, (last, digests[-1]))
-                else:
-                    for at in range(first, last):
-                        memory.write(group, table[at // self.side.block], at % self.side.block, digests[at])
+                    memory.write(group, table[(last - 1) // self.side.block], (group, STATE), (last, digests[-1]))
+                    continue
+                for at, layer in itertools.product(range(first, last), layers_of(group, kind)):
+                    memory.write(group, table[at // self.side.block], (layer, at % self.side.block), digests[at])
         if last < len(running.tokens):
             return []
         running.tokens.append(sampled(digests[-1]))
@@ -334,13 +364,13 @@ class SimulatedEngine:
         """Read what layers read of earlier tokens."""
         if kind == "recurrent":
             if first:
-                found = memory.read(group, table[(first - 1) // self.side.block], STATE)
+                found = memory.read(group, table[(first - 1) // self.side.block], (group, STATE))
                 assert found == (first, digests[first - 1]), f"{name}: after {first} tokens, the state is {found}"
             return
         begins = {"window": max(0, first - WINDOW + 1), "chunk": first // CHUNK * CHUNK}
-        for at in range(begins.get(kind, 0), first):
-            found = memory.read(group, table[at // self.side.block], at % self.side.block)
-            assert found == digests[at], f"{name} of {self.name}: token {at} of group {group} is not there"
+        for at, layer in itertools.product(range(begins.get(kind, 0), first), layers_of(group, kind)):
+            found = memory.read(group, table[at // self.side.block], (layer, at % self.side.block))
+            assert found == digests[at], f"{name} of {self.name}: token {at} of layer {layer} is not there"
 
     # What must hold whenever a room touches memory.
 
@@ -368,6 +398,11 @@ class SimulatedEngine:
         assert all(worker.settled for worker in self.workers)
 
 
+def layers_of(group: int, kind: str) -> tuple[int, ...]:
+    """The numbers of a group's layers. Those of several groups take turns."""
+    return (group,) if kind == "recurrent" else (group, group + 10, group + 20)
+
+
 def _spec(kind: str, block: int, ranks: int) -> Any:
     heads = max(HEADS // ranks, 1)
     if kind == "recurrent":
@@ -379,7 +414,8 @@ def _spec(kind: str, block: int, ranks: int) -> Any:
 
 def _cache(side: Side) -> KVCacheConfig:
     groups = [
-        KVCacheGroupSpec([f"model.layers.{n}.attn"], _spec(kind, side.block, 1)) for n, kind in enumerate(side.kinds)
+        KVCacheGroupSpec([f"model.layers.{layer}.attn" for layer in layers_of(n, kind)], _spec(kind, side.block, 1))
+        for n, kind in enumerate(side.kinds)
     ]
     return KVCacheConfig(side.blocks, [], groups)
 

@@ -24,7 +24,16 @@ __all__ = ["Event", "Memory", "Network", "SimulatedLink", "SimulatedRoom"]
 Event = tuple[str, Callable[[], None]]
 """What can happen next: its kind, and what does it."""
 
+Cell = tuple[str, int, int]
+"""A component, the number of an item in the request, and a layer."""
+
+Part = tuple["Component", int, int, int]
+"""A component, a layer, and a range of positions."""
+
 ENDED = (Status.SUCCEEDED, Status.FAILED)
+
+Place = tuple[int, int]
+"""A layer, and a token in a block."""
 
 STATE = 0
 """The place of a recurrent state in its block."""
@@ -35,13 +44,13 @@ class Memory:
 
     def __init__(self) -> None:
         self._owner: dict[int, int] = {}
-        self._cells: dict[tuple[int, int], Any] = {}
+        self._cells: dict[tuple[int, Place], Any] = {}
 
     def clear(self, block: int) -> None:
         for place in [place for place in self._cells if place[0] == block]:
             del self._cells[place]
 
-    def write(self, group: int, block: int, place: int, value: Any) -> None:
+    def write(self, group: int, block: int, place: Place, value: Any) -> None:
         assert block, "something is written to the null block"
         if self._owner.get(block) != group:
             self.clear(block)
@@ -51,7 +60,7 @@ class Memory:
         else:
             self._cells[block, place] = value
 
-    def read(self, group: int, block: int, place: int) -> Any:
+    def read(self, group: int, block: int, place: Place) -> Any:
         assert block, "the null block is read"
         return self._cells.get((block, place)) if self._owner.get(block) == group else None
 
@@ -69,10 +78,17 @@ class Push(NamedTuple):
     Attributes:
         items: By component and number of an item in the request, the item.
         ready: The event after which it may be read.
+        layers: ``[first, last)`` of the layers of which it has the items; ``None`` for all.
     """
 
     items: dict[tuple[str, int], int]
     ready: Any = None
+    layers: tuple[int, int] | None = None
+
+    def has(self, cell: Cell) -> bool:
+        """Whether it has an item of a layer."""
+        name, number, layer = cell
+        return (name, number) in self.items and (self.layers is None or self.layers[0] <= layer < self.layers[1])
 
 
 class SimulatedRoom:
@@ -90,8 +106,8 @@ class SimulatedRoom:
         """Whether the last part was named."""
         self._settled = 0
         self.given_up = ""
-        self.left: dict[SimulatedRoom, list[tuple[Component, int, int]]] = {}
-        """For each room of prefill that writes to this one, what it has not written: ranges of positions."""
+        self.left: dict[SimulatedRoom, list[Part]] = {}
+        """For each room of prefill that writes to this one, what it has not written."""
         self.nbytes: dict[str, int] = {}
 
     def wait(self, timeout: float, *, quiesced: bool) -> Status:
@@ -105,20 +121,29 @@ class SimulatedRoom:
         targets = self.link.network.targets(self)
         return targets[0].held if targets else None
 
-    def push(self, items: Mapping[str, Any], *, span: tuple[int, int] | None = None, ready: Any = None) -> None:
+    def push(
+        self,
+        items: Mapping[str, Any],
+        *,
+        span: tuple[int, int] | None = None,
+        layers: tuple[int, int] | None = None,
+        ready: Any = None,
+        last: bool = True,
+    ) -> None:
         if self.status in ENDED:
             return
         assert not self.complete, "a room is pushed to after its last push"
-        first, last = span or (0, self.tokens)
-        assert last == self.tokens or self.prefix is not None, "nobody has asked for what is sent early"
-        found: dict[tuple[str, int], int] = {}
+        first, end = span or (0, self.tokens)
+        assert not last or end == self.tokens, "the last push does not reach the end"
+        made = Push({}, ready, layers)
         for component in self.link.inventory.components:
             if component.name in items:
-                numbered = self._numbered(component, items[component.name], first, last)
-                assert not any((component.name, number) in each.items for each in self.pushes for number in numbered)
-                found |= {(component.name, number): item for number, item in numbered.items()}
-        self.complete, self.quiesced = last == self.tokens, False
-        self.pushes.append(Push(found, ready))
+                for number, item in self._numbered(component, items[component.name], first, end).items():
+                    made.items[component.name, number] = item
+                    cells = [cell for cell in _cells(component, number) if made.has(cell)]
+                    assert not any(each.has(cell) for each in self.pushes for cell in cells), "it is pushed twice"
+        self.complete, self.quiesced = last, False
+        self.pushes.append(made)
 
     def _numbered(self, component: Component, given: Any, first: int, last: int) -> dict[int, int]:
         """Items by their number in the request."""
@@ -139,9 +164,9 @@ class SimulatedRoom:
         pushes = [] if self.quiesced else self.pushes[self.settled :]
         return {item for each in pushes for item in each.items.values()}
 
-    def push_of(self, name: str, number: int) -> Push | None:
-        """The push that has an item of the request."""
-        return next((each for each in self.pushes if (name, number) in each.items), None)
+    def push_of(self, cell: Cell) -> Push | None:
+        """The push that has an item of a layer."""
+        return next((each for each in self.pushes if each.has(cell)), None)
 
     @property
     def settled(self) -> int:
@@ -150,22 +175,22 @@ class SimulatedRoom:
             return len(self.pushes) if self.quiesced else self._settled
         targets, left = self.link.network.targets(self), set()
         for target in targets:
-            left |= {self._number_of(component, first) for component, first, _ in target.left_of(self)}
-        while targets and self._settled < len(self.pushes) and not left & self.pushes[self._settled].items.keys():
+            left |= {self.cell_of(*part[:3]) for part in target.left_of(self)}
+        while targets and self._settled < len(self.pushes) and not any(map(self.pushes[self._settled].has, left)):
             self._settled += 1
         return self._settled
 
-    def _number_of(self, theirs: Component, position: int) -> tuple[str, int]:
-        """The item that holds a position, by the other side's component."""
+    def cell_of(self, theirs: Component, layer: int, position: int) -> Cell:
+        """What holds a position, by the other side's component."""
         component = next(each for each in self.link.inventory.components if each.name == theirs.name)
-        return component.name, position // component.page if component.page else 0
+        return component.name, position // component.page if component.page else 0, layer
 
-    def readable(self, component: Component, position: int) -> bool:
+    def readable(self, component: Component, layer: int, position: int) -> bool:
         """Whether the item that holds a position was pushed, and is computed."""
-        push = self.push_of(*self._number_of(component, position))
+        push = self.push_of(self.cell_of(component, layer, position))
         return push is not None and (push.ready is None or push.ready.query())
 
-    def left_of(self, source: SimulatedRoom) -> list[tuple[Component, int, int]]:
+    def left_of(self, source: SimulatedRoom) -> list[Part]:
         """What a room of prefill has not written to this one."""
         if source not in self.left:
             self.left[source] = list(self.link.network.parts(source, self))
@@ -283,7 +308,7 @@ class Network:
         for source in sources:
             if source.pushes and (active or not kind) and not source.quiesced:
                 for part in room.left_of(source):
-                    if source.readable(*part[:2]):
+                    if source.readable(*part[:3]):
                         yield "write", functools.partial(self._write, room, source, part)
                         break
         complete = len(sources) == self._fan_in(room, sources) and all(
@@ -315,13 +340,14 @@ class Network:
         return max(sources[0].link.inventory.ranks // room.link.inventory.ranks, 1) if sources else 1
 
     @staticmethod
-    def parts(source: SimulatedRoom, target: SimulatedRoom) -> Iterator[tuple[Component, int, int]]:
+    def parts(source: SimulatedRoom, target: SimulatedRoom) -> Iterator[Part]:
         theirs = {each.name: each for each in source.link.inventory.components}
         for component in target.link.inventory.components:
             item = sum(buffer.layout.held for buffer in component.buffers)
             if not component.page:
                 target.nbytes[component.name] = item
-                yield component, 0, 1
+                for _, _, layer in _cells(component, 0):
+                    yield component, layer, 0, 1
                 continue
             first, last = required_span(component, target.tokens, target.held)
             step = math.gcd(component.page, theirs[component.name].page)
@@ -330,17 +356,18 @@ class Network:
                 first, last = first - first % step, -(-last // step) * step
                 target.nbytes[component.name] = (last - first) * item // component.page
             for at in range(first, last, step):
-                yield component, at, at + step
+                for _, _, layer in _cells(component, 0):
+                    yield component, layer, at, at + step
 
-    def _write(self, room: SimulatedRoom, source: SimulatedRoom, part: tuple[Component, int, int]) -> None:
+    def _write(self, room: SimulatedRoom, source: SimulatedRoom, part: Part) -> None:
         """A part of prefill's state arrives in decode's memory. Both must still hold it."""
-        component, first, last = part
+        component, layer, first, last = part
         room.left[source].remove(part)
         for position in range(first, last):
-            group, block, place = _place(source, component.name, position)
+            group, block, place = _place(source, component, layer, position)
             source.link.engine.check_read(block)
             value = source.link.engine.memories[source.link.rank].read(group, block, place)
-            group, block, place = _place(room, component.name, position)
+            group, block, place = _place(room, component, layer, position)
             room.link.engine.check_written(room, block)
             room.link.engine.memories[room.link.rank].write(group, block, place, value)
 
@@ -365,11 +392,16 @@ class Network:
         return found if len(found) >= max(width, 1) else []
 
 
-def _place(room: SimulatedRoom, name: str, position: int) -> tuple[int, int, int]:
-    """The group, the block and the place in it that hold a position of a component on one side of a room."""
-    component = next(each for each in room.link.inventory.components if each.name == name)
-    group = room.link.engine.group_of(name)
-    number = position // component.page if component.page else 0
-    push = room.push_of(name, number)
+def _cells(component: Component, number: int) -> list[Cell]:
+    """An item of each layer of a component."""
+    return [(component.name, number, layer) for layer in sorted({buffer.layer or 0 for buffer in component.buffers})]
+
+
+def _place(room: SimulatedRoom, theirs: Component, layer: int, position: int) -> tuple[int, int, Place]:
+    """The group, the block and the place in it that hold a position of a layer on one side of a room."""
+    name, number, _ = cell = room.cell_of(theirs, layer, position)
+    push = room.push_of(cell)
     assert push is not None, f"position {position} of {name} is in no item that is named"
-    return group, push.items[name, number], position % component.page if component.page else STATE
+    component = next(each for each in room.link.inventory.components if each.name == name)
+    inside = position % component.page if component.page else STATE
+    return room.link.engine.group_of(name), push.items[name, number], (layer, inside)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -50,9 +51,26 @@ class SimulatedPair:
         self.engines = [
             SimulatedEngine(name, model, side, self.network) for name, side in zip(names, sides, strict=False)
         ]
+        for here, there in (self.engines, self.engines[::-1]):
+            here.between = functools.partial(self._meanwhile, there)
+        self._turns = 0
+        self._inside = False
         self.requests: dict[str, Request] = {}
         self._routed: set[str] = set()
         self._aborted: set[str] = set()
+
+    def _meanwhile(self, other: SimulatedEngine) -> None:
+        """While a forward pass runs on one engine, the other one takes steps, and state arrives."""
+        self._turns += 1
+        if self._inside or self._turns % 3:
+            return
+        self._inside = True
+        if self._turns % 2:
+            other.step()
+        events = [happen for kind, happen in self.network.events(kind=True) if kind not in FAILING]
+        if events and self._turns % 4:
+            events[self._turns % len(events)]()
+        self._inside = False
 
     # What can happen.
 

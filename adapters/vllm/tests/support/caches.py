@@ -98,7 +98,7 @@ def model_of(
 class Rank:
     """A rank that has opened its link. Its stage is its place in a pipeline and the pipeline's length."""
 
-    def __init__(self, role: str, cache: Cache, model: Model, stage: tuple[int, int] = (0, 1)) -> None:
+    def __init__(self, role: str, cache: Cache, model: Model, stage: tuple[int, int] = (0, 1), **options: Any) -> None:
         self.cache, self.tp = cache, model.tp
         components, self.groups = describe_cache(cache.config, cache.tensors, model)
         self.leftovers = Leftovers(cache.config, cache.tensors, self.groups)
@@ -110,7 +110,7 @@ class Rank:
             ranks=stages * width,
             axes={"tp": model.tp, "pp": stage},
         )
-        self.link: Link = statelink.open({"role": role, "backend": "tcp"}, inventory)
+        self.link: Link = statelink.open({"role": role, "backend": "tcp", **options}, inventory)
 
     def tensors(self, group: int) -> dict[int, torch.Tensor]:
         """The tensors of a group by number of the layer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,8 @@ from vllm.distributed import parallel_state
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 import statelink
-from statelink import state
-from statelink_vllm.connector import Address, StatelinkConnector
+from statelink import Status, state
+from statelink_vllm.connector import Address, Chunk, Open, StatelinkConnector, ToWorker
 
 pytestmark = pytest.mark.smoke
 
@@ -99,3 +100,70 @@ def test_a_step_that_other_ranks_wait_for_does_not_wait_for_state(replicas: int)
     scheduler = scheduler_of(config_of(replicas=replicas), make_cache(KINDS["full"]))
     step = scheduler.build_connector_meta(SimpleNamespace(total_num_scheduled_tokens=0))
     assert step.idle is (replicas == 1)
+
+
+class Room:
+    """A room that decode has asked for, and that notes what happens to it."""
+
+    status, quiesced, prefix, settled = Status.WAITING, False, 0, 0
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+
+    def push(self, items: Any, *, layers: Any, last: bool, **more: Any) -> None:
+        self.said.append((layers, last))
+
+    def abort(self, why: str) -> None:
+        self.said.append(why)
+
+    def extend(self, seconds: float) -> None: ...
+
+
+def runs(worker: StatelinkConnector, *, error: bool = False, second: bool = False) -> None:
+    """A step as vLLM's model runners call a connector. The first one calls it also if the forward pass has failed."""
+    worker.bind_connector_metadata(
+        ToWorker(open={"r": Open(7, 20, b"")}, chunks={"r": Chunk(0, 0, 20, ([1, 2],), True)})
+    )
+    try:
+        for number in range(2):
+            worker.save_kv_layer(f"model.layers.{number}.attn", None, None)
+            if error:
+                raise ArithmeticError
+        if second:
+            worker.finish_forward()
+    finally:
+        worker.start_load_kv(None)
+        worker.wait_for_save()
+        worker.clear_connector_metadata()
+
+
+LAYERS: dict[str, tuple[dict[str, Any], list[Any]]] = {
+    "the first model runner": ({}, [((0, 1), False), ((1, 2), True)]),
+    "the second model runner": ({"second": True}, [((0, 1), False), ((1, 2), True)]),
+    "a forward pass that fails": ({"error": True}, [((0, 1), False), "the forward pass of prefill has failed"]),
+    "two halves that take turns": ({"second": True}, [(None, True)]),
+}
+
+
+@pytest.mark.parametrize("case", LAYERS)
+@pytest.mark.parametrize("handling", [False, True])
+def test_layers_leave_as_vllm_tells_of_them(case: str, handling: bool) -> None:
+    """Also where whoever calls vLLM is handling an error of its own."""
+    how, said = LAYERS[case]
+    config, cache, room = config_of(), make_cache([(FULL, (0, 1))]), Room()
+    config.parallel_config.use_ubatching = "halves" in case
+    worker = StatelinkConnector(config, KVConnectorRole.WORKER, cache.config)
+    with (
+        mock.patch.object(parallel_state, "_TP", SimpleNamespace(rank_in_group=0)),
+        mock.patch.object(statelink, "open", return_value=mock.MagicMock(send=lambda *given, **more: room)),
+    ):
+        worker.register_kv_caches(cache.tensors)
+    with contextlib.suppress(ArithmeticError):
+        if handling:
+            try:
+                raise KeyError
+            except KeyError:
+                runs(worker, **how)
+        else:
+            runs(worker, **how)
+    assert room.said == said

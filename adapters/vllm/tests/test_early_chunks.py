@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
+from support.caches import attention, make_cache
+from support.configurations import config_of
 from support.engines import PREFILL
 from support.simulated_pair import SimulatedPair, pair_of
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from statelink import Status
+from statelink_vllm.connector import StatelinkConnector
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +30,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("quiet")]
 
-RUNS = 40
+RUNS = 30
+KINDS = [("full",), ("window", "full"), ("recurrent", "full"), ("recurrent", "window")]
 WITHOUT = 150
 """Most runs until one without references finds a block that is given away while it is read."""
 ACTS = {"request": 15, "launch": 20, "land": 20, "event": 30, "abort": 2, "reset": 1}
@@ -36,7 +43,7 @@ def early(room: SimulatedRoom) -> int:
 
 
 def random_pair(configuration: Path, kinds: tuple[str, ...], rng: random.Random) -> SimulatedPair:
-    return pair_of(
+    made = pair_of(
         configuration,
         kinds,
         blocks=rng.choice([(4, 4), (4, 2)] if "window" in kinds else [(4, 4), (2, 4), (4, 2), (2, 8)]),
@@ -48,6 +55,8 @@ def random_pair(configuration: Path, kinds: tuple[str, ...], rng: random.Random)
         urgency="recurrent" not in kinds and rng.random() < 0.4,
         eager=rng.random() < 0.8,
     )
+    made.rough, made.network.refused = rng.random() < 0.5, rng.choice([0, 0, 3, 7])
+    return made
 
 
 def play(pair: SimulatedPair, rng: random.Random) -> None:
@@ -56,7 +65,7 @@ def play(pair: SimulatedPair, rng: random.Random) -> None:
 
 
 @pytest.mark.shows("parts of a prompt that are sent while it is computed, through any order of events")
-@pytest.mark.parametrize("kinds", [("full",), ("window", "full"), ("recurrent", "full")], ids="-".join)
+@pytest.mark.parametrize("kinds", KINDS, ids="-".join)
 def test_whatever_happens_a_block_is_held_while_it_is_read(configuration: Path, kinds: tuple[str, ...]) -> None:
     pushes = preempted = 0
     for seed in range(RUNS):
@@ -187,6 +196,76 @@ def test_what_vllm_computes_again_in_place_is_given_up(configuration: Path) -> N
     assert "computes a part of the prompt again" in str(pair.engines[0].ended[name].params)
     pair.settle()
     assert pair.engines[1].ended[name].why == "length"
+
+
+def test_after_a_load_that_may_fail_the_last_push_waits_for_the_end(configuration: Path) -> None:
+    """Another connector loads a part of some prompt in a step. vLLM hears only afterwards that it could not."""
+    pair = pair_of(configuration, ("full",), blocks=(4, 4), spare=(40, 40), at_once=True)
+    source = pair.engines[0]
+    made = source.connector.build_connector_meta
+    source.connector.build_connector_meta = lambda output: made(replace(output, has_sync_kv_loads=True))
+    pair.request(0, 35)
+    pair.engines[1].step()
+    while not source.ended:
+        steps(pair, 1)
+    sending, _ = rooms(pair)
+    assert len(sending.pushes) == 7, "all layers have gone"
+    assert not sending.complete
+    steps(pair, 2)
+    assert sending.complete
+    assert not sending.pushes[-1].items
+    pair.settle()
+
+
+def test_blocks_that_the_same_step_computes_for_another_request_go_with_their_layers(configuration: Path) -> None:
+    """The second request finds the first one's blocks in the prefix cache in the step that computes them."""
+    pair = pair_of(configuration, ("full",), blocks=(4, 4), spare=(40, 40), at_once=True)
+    for length in (9, 10):
+        pair.request(0, length)
+    source, target = pair.engines
+    target.step()
+    source.launched = 1  # the first step is a single graph
+    source.landed = 1
+    source.step()
+    first, second = pair.network.rooms["send"]
+    assert (
+        [push.layers for push in first.pushes] == [push.layers for push in second.pushes] == [(0, 1), (1, 11), (11, 21)]
+    )
+    assert first.pushes[0].items["kv", 1] == second.pushes[0].items["kv", 1]
+    pair.settle()
+
+
+NOTHING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "several modules of MTP": ({"num_prefill_lookahead_tokens": 2}, {}),
+    "context parallelism": ({"decode_context_parallel_size": 2}, {}),
+    "more input that comes": ({}, {"resumable": True}),
+    "logprobs of the prompt": ({}, {"skip": True}),
+    "embeddings": ({}, {"prompt_embeds": object()}),
+    "no token ids": ({}, {"prompt_token_ids": None}),
+    "nothing of the kind": ({}, {}),
+}
+
+
+@pytest.mark.parametrize("case", NOTHING)
+def test_nothing_is_sent_early_where_it_is_not_known_to_stay(case: str) -> None:
+    of_config, of_request = NOTHING[case]
+    config = config_of()
+    config.num_prefill_lookahead_tokens = of_config.get("num_prefill_lookahead_tokens", 0)
+    config.parallel_config.decode_context_parallel_size = of_config.get("decode_context_parallel_size", 1)
+    side = StatelinkConnector(
+        config, KVConnectorRole.SCHEDULER, make_cache([(attention(4), (0,))]).config
+    ).scheduler_side
+    request = mock.MagicMock(
+        request_id="r",
+        kv_transfer_params={"do_remote_decode": True, "transfer_id": "r"},
+        num_prompt_tokens=20,
+        num_computed_tokens=0,
+        max_tokens=1,
+        **{"prompt_embeds": None, "prompt_token_ids": [*range(20)], "resumable": False, **of_request},
+    )
+    request.get_skip_reading_prefix_cache.return_value = of_request.get("skip", False)
+    side.new_request(request)
+    assert side.early.settled is (case != "nothing of the kind")
 
 
 def test_what_decode_has_not_asked_for_is_withdrawn_from_a_request_that_is_preempted(configuration: Path) -> None:

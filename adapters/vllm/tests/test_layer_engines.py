@@ -18,36 +18,36 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.servers
 
-WHOLE = {"max_num_batched_tokens": 1024}
+WHOLE: dict[str, Any] = {"max_num_batched_tokens": 1024}
 """Room for a whole prompt in a step. Otherwise there are 64 tokens in one."""
 
 MODELS = {"full": make_llama, "windows": make_windowed, "recurrent": make_hybrid}
 
 
-class AtOnce(Pair):
-    """Engines that get their requests at once."""
+def add(pair: Pair, name: str, prompt: list[int], *, late: bool = False) -> None:
+    """Both engines get a request; decode first, unless it is late."""
+    asks = {"do_remote_prefill": True, "remote_engine_id": "prefill-0", "transfer_id": name}
+    order = [(pair.decode, 8, asks), (pair.prefill, 1, {**PREFILL, "transfer_id": name})]
+    for engine, count, params in reversed(order) if late else order:
+        engine.add(name, prompt, count, params)
+        engine.ask()  # it has the request
 
-    def add(self, name: str, prompt: list[int], *, late: bool = False) -> None:
-        asks = {"do_remote_prefill": True, "remote_engine_id": "prefill-0", "transfer_id": name}
-        order = [(self.decode, 8, asks), (self.prefill, 1, {**PREFILL, "transfer_id": name})]
-        for engine, count, params in reversed(order) if late else order:
-            engine.add(name, prompt, count, params)
-            engine.ask()  # it has the request
 
-    def tokens(self, name: str, prompt: list[int]) -> list[int]:
-        self.add(name, prompt)
-        self.prefill.result(name)
-        return self.decode.result(name).tokens
+def tokens_of(pair: Pair, name: str, prompt: list[int]) -> list[int]:
+    add(pair, name, prompt)
+    pair.prefill.result(name)
+    answer: list[int] = pair.decode.result(name).tokens
+    return answer
 
 
 @contextmanager
-def at_once(folder: Path, model: Path, connector: str = "", **common: Any) -> Iterator[AtOnce]:
+def at_once(folder: Path, model: Path, connector: str = "", **common: Any) -> Iterator[Pair]:
     listen = f"tcp://127.0.0.1:{free_port()}"
     more = {"kv_connector": connector, "kv_connector_module_path": "support.late_connector"} if connector else {}
     prefill = {"engine_id": "prefill-0", "more": {"listen": listen}, **more}
     decode = {"more": {"peers": {"prefill-0": [listen]}}}
     config = {"backend": "tcp", "verify": "digest"}
-    with running(AtOnce(folder, model, config, prefill=prefill, decode=decode, **common)) as pair:
+    with running(Pair(folder, model, config, prefill=prefill, decode=decode, **common)) as pair:
         yield pair
 
 
@@ -64,7 +64,7 @@ def test_the_tokens_are_those_of_one_engine(tmp_path: Path, kind: str, options: 
         lengths = (2, 33, 100, 333, 700)
         for length in lengths:
             prompt = prompt_of(length, length)
-            assert pair.tokens(f"n{length}", prompt) == pair.alone(prompt), length
+            assert tokens_of(pair, f"n{length}", prompt) == pair.alone(prompt), length
         assert pair.moved()[0] == len(lengths)
         assert max(pair.prefill.ask()["chunks"]) > (1 if options else 11), "nothing was sent before its step had ended"
         pair.settled()
@@ -84,7 +84,7 @@ def test_clients_that_leave_while_layers_move(llama: Path, tmp_path: Path, runne
             prompts[f"n{number}"] = [*alike[: rng.choice([64, 100, 300])], *own] if number % 4 == 3 else own
         fates = {name: rng.choice(["", "", "late", "prefill", "decode"]) for name in prompts}
         for name, prompt in prompts.items():
-            pair.add(name, prompt, late=fates[name] == "late")
+            add(pair, name, prompt, late=fates[name] == "late")
             if fates[name] in ("prefill", "decode"):
                 getattr(pair, fates[name]).abort(name)
         for name, prompt in prompts.items():
@@ -99,7 +99,7 @@ def test_drafts_follow_at_the_end(llama: Path, tmp_path: Path) -> None:
     with at_once(tmp_path, llama, policy="fail", speculative_config=given, **WHOLE) as pair:
         for length in (7, 100, 700):
             prompt = prompt_of(length, length)
-            assert pair.tokens(f"n{length}", prompt) == pair.alone(prompt), length
+            assert tokens_of(pair, f"n{length}", prompt) == pair.alone(prompt), length
         assert max(pair.prefill.ask()["chunks"]) > 2
         assert pair.moved()[0] == 3
         pair.settled()
@@ -114,8 +114,9 @@ def test_layers_of_a_device_that_is_behind_wait_for_their_events(
     """Without events, decode gets what was in that memory before."""
     with at_once(tmp_path, llama, connector, policy="fail", runner=runner, **WHOLE) as pair:
         prompts = {f"n{length}": prompt_of(length, length) for length in (100, 200, 333, 500, 700)}
-        found = {name: pair.tokens(name, prompt) for name, prompt in prompts.items()}
+        found = {name: tokens_of(pair, name, prompt) for name, prompt in prompts.items()}
         right = {name: pair.alone(prompt) for name, prompt in prompts.items()}
         assert (found == right) is (connector == "LateConnector")
-        assert pair.moved()[0] == len(prompts)
+        if found == right:
+            assert pair.moved()[0] == len(prompts)
         pair.settled()

@@ -32,7 +32,9 @@ def config_of(lookahead: int = 0, stages: int = 1, width: int = 1, replicas: int
             get_total_num_kv_heads=lambda: 4 * width,
         ),
         device_config=SimpleNamespace(device_type="cpu"),
-        compilation_config=SimpleNamespace(static_forward_context={"model.layers.0.attn": layer}),
+        compilation_config=SimpleNamespace(
+            static_forward_context={f"model.layers.{number}.attn": layer for number in range(2)}
+        ),
         speculative_config=None,
         num_prefill_lookahead_tokens=lookahead,
         num_speculative_tokens=0,

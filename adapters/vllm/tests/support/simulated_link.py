@@ -7,13 +7,14 @@ positions that `statelink.plan` names.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statelink import Pages, Status
-from statelink.errors import Reason
+from statelink.errors import Reason, RoomError
 from statelink.plan import held_items, required_span
 
 if TYPE_CHECKING:
@@ -133,6 +134,8 @@ class SimulatedRoom:
         if self.status in ENDED:
             return
         assert not self.complete, "a room is pushed to after its last push"
+        if layers is not None:
+            self.link.network.refuse()
         first, end = span or (0, self.tokens)
         assert not last or end == self.tokens, "the last push does not reach the end"
         made = Push({}, ready, layers)
@@ -276,6 +279,14 @@ class Network:
         self.rooms: dict[str, list[SimulatedRoom]] = {"send": [], "receive": []}
         self.declined: set[tuple[int, SimulatedLink]] = set()
         self.kept: set[int] = set()
+        self.refused = 0
+        """One push of layers in so many is one too many; 0 if none is."""
+        self._layered = itertools.count(1)
+
+    def refuse(self) -> None:
+        """Raise an error where a push of layers is one too many."""
+        if self.refused and next(self._layered) % self.refused == 0:
+            raise RoomError("a room is pushed faster than pushes are moved", code="room.pushes")
 
     def add(self, side: str, room: SimulatedRoom) -> SimulatedRoom:
         for other in self.rooms["send" if side == "receive" else "receive"]:

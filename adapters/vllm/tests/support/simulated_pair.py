@@ -53,6 +53,8 @@ class SimulatedPair:
         ]
         for here, there in (self.engines, self.engines[::-1]):
             here.between = functools.partial(self._meanwhile, there)
+        self.rough = False
+        """Whether rooms may fail in the middle of a step, too."""
         self._turns = 0
         self._inside = False
         self.requests: dict[str, Request] = {}
@@ -67,7 +69,8 @@ class SimulatedPair:
         self._inside = True
         if self._turns % 2:
             other.step()
-        events = [happen for kind, happen in self.network.events(kind=True) if kind not in FAILING]
+        rough = self.rough and self._turns % 35 == 0
+        events = [happen for kind, happen in self.network.events(kind=not rough) if rough or kind not in FAILING]
         if events and self._turns % 4:
             events[self._turns % len(events)]()
         self._inside = False

@@ -2,6 +2,7 @@
 
     python -m benchmarks.vllm [--backend nixl tcp] [--against NixlConnector NixlPushConnector]
                               [--length 100 1000 4000] [--rounds 15] [--switch-interval 0.001] [--out build/bench]
+    python -m benchmarks.vllm --after-forward [--length 1000 3000] [--mbit 400 1000 0] ...
 
 What is timed is decode's part of a request, as vLLM's scheduler sees it: from the moment when decode gets the request
 with prefill's answer until vLLM knows that the state is here. Prefill computes each prompt once, and keeps it. Decode
@@ -17,6 +18,11 @@ Statelink and a router that gives both engines the request at once, most of such
 serial one. The time begins when prefill gives its answer, because decode has the request before that. So the way of the
 answer through the router is in neither time.
 
+With ``--after-forward``, the two engines are in network namespaces with a line of so many megabits in a second between
+them (0: no limit), and the whole prompt is computed in one step. What is timed is how long after the end of prefill's
+forward pass vLLM's decode knows that the state is here. Statelink's layers leave while it runs, behind a router that
+asks both at once. This is written to vllm-after-forward.json. It needs root.
+
 A ratio is Statelink's time over that of vLLM's connector: the median of pairs that were taken in turn, with the bounds
 of 95 of 100 resamples. ``noise`` is the ratio of Statelink to itself. The tokens of both are compared with those of one
 engine. Nothing is asserted on time.
@@ -26,6 +32,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import itertools
 import json
 import statistics
@@ -38,6 +45,7 @@ from engine_processes import free_port, running
 from support.engines import PREFILL, Ended, Pair, prompt_of
 from support.models import make_wide
 
+from benchmarks.namespaces import SPACES, namespaces, run
 from benchmarks.pairs import in_turn, ratio
 
 Row = dict[str, Any]
@@ -58,9 +66,12 @@ class Way:
         folder: For logs.
         longest: Tokens of the longest prompt.
         interval: Statelink's option `switch_interval`, if one is given.
+        apart: Whether the engines are in namespaces of their own, and a step has room for a whole prompt.
     """
 
-    def __init__(self, moves: str, model: Path, folder: Path, longest: int, interval: float | None = None) -> None:
+    def __init__(
+        self, moves: str, model: Path, folder: Path, longest: int, interval: float | None = None, *, apart: bool = False
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         prefill: dict[str, Any]
         decode: dict[str, Any]
@@ -68,13 +79,16 @@ class Way:
             config, prefill = {}, {"kv_connector": moves, "kv_connector_module_path": None}
             decode = prefill
         else:
-            listen = f"tcp://127.0.0.1:{free_port()}"
+            listen = f"tcp://{SPACES['prefill'][1] if apart else '127.0.0.1'}:{free_port()}"
             # Whoever stands still is not lost.
             config = {"backend": moves, "liveness": 600.0, "deadline": 600.0}
             if interval is not None:
                 config["switch_interval"] = interval
             prefill = {"engine_id": PREFILL_NAME, "more": {"listen": listen}}
             decode = {"more": {"peers": {PREFILL_NAME: [listen]}}}
+            if apart:
+                config["insecure"] = True
+                decode["more"]["listen"] = f"tcp://{SPACES['decode'][1]}:{free_port()}"
         self.pair = Pair(
             folder,
             model,
@@ -85,7 +99,9 @@ class Way:
             own=({}, {"enable_prefix_caching": False}),
             runner=1,  # Triton's interpreter, which the second needs here, takes longer than a transfer
             max_model_len=longest + 2 * BLOCK,
-            max_num_batched_tokens=512,
+            max_num_batched_tokens=longest + 2 * BLOCK if apart else 512,
+            ordinary=apart,
+            spaces=SPACES if apart else {},
             kv_cache_memory_bytes=3 * (longest + 2 * BLOCK) * TOKEN,
         )
         self._numbers = itertools.count()
@@ -111,6 +127,18 @@ class Way:
         self.pair.decode.add(name, prompt, 2, asks)
         first = self.pair.prefill.run(name, prompt, 1, {**PREFILL, "transfer_id": name})
         return first, self.pair.decode.result(name)
+
+    def turn_after_forward(self, length: int, *, at_once: bool) -> float:
+        """Seconds from the end of prefill's forward pass until the state was there of a prompt that nobody has seen."""
+        prompt = prompt_of(next(self._seeds), length)
+        self.go_on()
+        if at_once:
+            first, second = self.hand_at_once(prompt)
+        else:
+            first, second = self.pair.hand(prompt, 2, f"timed{next(self._numbers)}")
+        self.rest()
+        forward: float = first.forward
+        return self._loaded(second) - forward
 
     def turn(self, prompt: Sequence[int]) -> float:
         """Seconds from decode's arrival of a request until its state was there."""
@@ -207,6 +235,32 @@ def measured(arguments: argparse.Namespace, model: Path) -> Iterator[Row]:
                 yield {"statelink": backend, "vllm": against} | measure(ours, theirs, length, arguments.rounds)
 
 
+def after_forward(arguments: argparse.Namespace, model: Path) -> Iterator[Row]:
+    """Every row of ``--after-forward``."""
+    logs, longest = arguments.out / "vllm-logs-apart", max(arguments.length)
+    interface = ["ip", "netns", "exec", SPACES["prefill"][0], "tc", "qdisc", "replace", "dev", "veth0", "root"]
+    with namespaces(), contextlib.ExitStack() as stack:
+        made = {}
+        for moves in (*arguments.backend, *arguments.against):
+            made[moves] = Way(moves, model, logs / moves, longest, arguments.switch_interval, apart=True)
+            stack.enter_context(running(made[moves].pair))
+            made[moves].rest()
+        for length, mbit in itertools.product(arguments.length, arguments.mbit):
+            shape = ["tbf", "rate", f"{mbit}mbit", "burst", "256kb", "latency", "2s"] if mbit else ["pfifo"]
+            run(*interface, *shape)
+            turns = {
+                moves: functools.partial(way.turn_after_forward, length, at_once=moves not in OWN_CONNECTORS)
+                for moves, way in made.items()
+            }
+            found = list(in_turn(turns, arguments.rounds, 1))
+            yield {
+                "tokens": length,
+                "MiB": round(length * TOKEN / (1 << 20), 1),
+                "mbit": mbit or "no limit",
+                **{f"ms after the forward pass, {moves}": _ms([row[moves] for row in found]) for moves in made},
+            }
+
+
 def table(rows: Sequence[Row]) -> str:
     """Rows as markdown."""
     names = list(rows[0])
@@ -219,21 +273,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", nargs="+", default=["nixl"], help="Statelink's backends")
     parser.add_argument("--against", nargs="+", default=OWN_CONNECTORS, help="vLLM's connectors")
-    parser.add_argument("--length", nargs="+", type=int, default=[100, 1000, 4000], help="tokens of a prompt")
+    parser.add_argument(
+        "--length", nargs="+", type=int, help="tokens of a prompt: 100, 1000 and 4000, or 1000 and 3000"
+    )
+    parser.add_argument("--after-forward", action="store_true", help="what is left after a forward pass of one step")
+    parser.add_argument("--mbit", nargs="+", type=int, default=[400, 1000, 0], help="lines of --after-forward")
     parser.add_argument("--switch-interval", type=float, help="Statelink's option, in seconds")
     parser.add_argument("--rounds", type=int, default=15, help="pairs of each ratio")
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
+    arguments.length = arguments.length or ([1000, 3000] if arguments.after_forward else [100, 1000, 4000])
+    measures, name = (after_forward, "vllm-after-forward") if arguments.after_forward else (measured, "vllm")
     found: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        for row in measured(arguments, make_wide(Path(folder) / "wide")):
+        for row in measures(arguments, make_wide(Path(folder) / "wide")):
             print(json.dumps(row), flush=True)
             found.append(row)
             # After each row, so that an interrupted run leaves what it has.
             said = {"rounds": arguments.rounds, "rows": found}
-            (arguments.out / "vllm.json").write_text(json.dumps(said, indent=1) + "\n")
-    (arguments.out / "vllm.md").write_text(table(found) + "\n")
+            (arguments.out / f"{name}.json").write_text(json.dumps(said, indent=1) + "\n")
+    (arguments.out / f"{name}.md").write_text(table(found) + "\n")
     print(f"\n{table(found)}")
 
 

@@ -90,6 +90,18 @@ def main() -> None:
 
     core.post_step = note
 
+    forward = [0.0]
+    if has_kv_transfer_group():
+        watched = get_kv_transfer_group()
+        start = watched.start_load_kv
+
+        def started(context: Any, **more: Any) -> None:
+            if context.attn_metadata is not None:  # a model has run
+                forward[0] = time.perf_counter()
+            start(context, **more)
+
+        watched.start_load_kv = started
+
     began: dict[str, float] = {}
     loaded: dict[str, float] = {}
 
@@ -157,6 +169,7 @@ def main() -> None:
                         began=began[given],
                         loaded=loaded.pop(given, None),
                         ended_at=now,
+                        forward=forward[0],
                     )
 
 

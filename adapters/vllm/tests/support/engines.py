@@ -8,9 +8,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from engine_environments import VLLM
@@ -77,6 +78,7 @@ class Ended(NamedTuple):
         began: When it arrived. This and the next two are seconds on one clock, which the processes of a machine share.
         loaded: When vLLM knew that its state was here; None if nothing was loaded.
         ended_at: When vLLM gave its last token.
+        forward: When the engine's last forward pass had ended. Only the first model runner says so.
     """
 
     tokens: list[int]
@@ -86,6 +88,7 @@ class Ended(NamedTuple):
     began: float
     loaded: float | None
     ended_at: float
+    forward: float
 
 
 class Engine(OwnProcess):
@@ -98,22 +101,32 @@ class Engine(OwnProcess):
         ordinary: Whether it is an ordinary process, and not forked by one that has imported vLLM.
         runner: The version of vLLM's model runner; a GPU has 2. Triton's interpreter runs its kernels here, which only
             a forked process can do.
+        space: The network namespace of an ordinary process, and its address there.
     """
 
     def __init__(
-        self, name: str, folder: Path, options: dict[str, Any], *, ordinary: bool = False, runner: int = 2
+        self,
+        name: str,
+        folder: Path,
+        options: dict[str, Any],
+        *,
+        ordinary: bool = False,
+        runner: int = 2,
+        space: tuple[str, str] | None = None,
     ) -> None:
         self._ordinary, self._runner = ordinary, 1 if ordinary else runner
         program = str(Path(__file__).with_name("engine_process.py"))
+        inside = () if space is None else ("ip", "netns", "exec", space[0])
         super().__init__(
             name,
             folder,
-            [sys.executable, "-W", "ignore", program, json.dumps(options)],
+            [*inside, sys.executable, "-W", "ignore", program, json.dumps(options)],
             {
                 **VLLM,
                 "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
                 "VLLM_USE_V2_MODEL_RUNNER": str(int(self._runner == 2)),
                 "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),  # of vLLM's own NIXL connector
+                **({} if space is None else {"VLLM_NIXL_SIDE_CHANNEL_HOST": space[1]}),
             },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -234,6 +247,7 @@ class Pair:
         own: Further arguments of prefill's engine, and of decode's.
         ordinary: See `Engine`.
         runner: See `Engine`.
+        spaces: For each engine by its name, its ``space``; see `Engine`.
         common: Further arguments of both engines.
     """
 
@@ -249,6 +263,7 @@ class Pair:
         own: tuple[dict[str, Any], dict[str, Any]] = ({}, {}),
         ordinary: bool = False,
         runner: int = 2,
+        spaces: Mapping[str, tuple[str, str]] = MappingProxyType({}),
         **common: Any,
     ) -> None:
         self._folder = folder
@@ -261,11 +276,13 @@ class Pair:
             for options, each in zip(own, transfers, strict=True)
         ]
         self._kind: dict[str, Any] = {"ordinary": ordinary, "runner": runner}
+        self._spaces = spaces
         self.prefill, self.decode = self.start("prefill"), self.start("decode")
         self._number = 0
 
     def start(self, name: str) -> Engine:
-        return Engine(name, self._folder, self._options[name == "decode"], **self._kind)
+        options, space = self._options[name == "decode"], self._spaces.get(name)
+        return Engine(name, self._folder, options, space=space, **self._kind)
 
     def hand(self, prompt: Sequence[int], count: int = 8, name: str = "") -> tuple[Ended, Ended]:
         """A request as a serial router passes it: prefill's answer goes to decode as it is."""

@@ -9,8 +9,6 @@ import contextlib
 import http.client
 import json
 import random
-import subprocess
-import sys
 import time
 import urllib.request
 import uuid
@@ -19,9 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from engine_processes import free_port, running
+from engine_processes import running
 from support.engines import prompt_of
-from support.servers import ServerPair
+from support.routers import CHAT, COMPLETIONS, LIMITS, Sidecar, bootstrap_server
+from support.servers import PREFILL_NAME, ServerPair
 
 from statelink.rendezvous import RendezvousServer
 
@@ -29,56 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from support.servers import Answer, Server
+    from support.servers import Server
 
 pytestmark = pytest.mark.servers
-
-COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
-LIMITS = ("max_tokens", "max_completion_tokens", "min_tokens")
-
-
-class Sidecar:
-    """Beside decode: it has a request computed by prefill first. The client's own fields go to decode.
-
-    Args:
-        pair: The servers.
-        path: Where a client posts.
-        lost: How many answers of prefill are lost on their way, such as by a gateway that answers 502 or 504.
-    """
-
-    def __init__(self, pair: ServerPair, path: str = COMPLETIONS, lost: int = 0) -> None:
-        self._pair, self._path, self._lost = pair, path, lost
-
-    def prefill(self, body: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Post to prefill, again after each answer that is lost: the same body under the same id."""
-        asked = {
-            **body,
-            "kv_transfer_params": {
-                "do_remote_decode": True,
-                "do_remote_prefill": False,
-                "remote_engine_id": None,
-                "remote_block_ids": None,
-                "remote_host": None,
-                "remote_port": None,
-            },
-            "stream": False,
-        }
-        asked.pop("stream_options", None)
-        if self._path == RESPONSES:
-            asked["max_output_tokens"] = 1
-        else:
-            asked |= dict.fromkeys(LIMITS, 1)
-        for attempt in range(self._lost + 1):
-            answer = self._pair.prefill.ask(self._path, asked, headers=self.headers)
-            assert answer.status == 200, (attempt, answer)
-        params: dict[str, Any] | None = answer.body.get("kv_transfer_params")
-        return params
-
-    def post(self, body: Mapping[str, Any]) -> Answer:
-        """The client's request: what decode answers."""
-        self.headers = {"x-request-id": str(uuid.uuid1())}
-        params = self.prefill(body)
-        return self._pair.decode.ask(self._path, {**body, "kv_transfer_params": params}, headers=self.headers)
 
 
 def request(pair: ServerPair, seed: int, length: int = 300, **more: Any) -> dict[str, Any]:
@@ -188,14 +140,8 @@ def named(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
 @pytest.fixture
 def bootstrap(tmp_path: Path) -> Iterator[str]:
     """The web server of docs/llm-d.md, which answers ``GET /query``."""
-    (tmp_path / "query").write_text('{"0": {"engine_id": "prefill-0"}}\n')
-    port = str(free_port())
-    command = [sys.executable, "-m", "http.server", port, "--bind", "127.0.0.1", "--directory", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.kill()
+    with bootstrap_server(tmp_path, PREFILL_NAME) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def query(address: str) -> dict[str, dict[str, str]]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ._options import Options
     from ._places import Place
 
-__all__ = ["Source", "Wanted", "answer", "refusal", "wanted"]
+__all__ = ["LONGEST_ID", "Source", "Wanted", "answer", "refusal", "refused", "wanted"]
 
 ADDRESS = re.compile(
     r"tcp://(?P<host>[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}(?:%[A-Za-z0-9._-]{1,32})?\])"
@@ -122,6 +122,12 @@ def answer(room: int, engine_id: str, addresses: Sequence[str], content: bytes) 
 def refusal(why: str) -> dict[str, Any]:
     """What a server answers that does not send the state. Decode then computes the prompt, and the router sees why."""
     return {"do_remote_prefill": False, "do_remote_decode": False, "refused": why}
+
+
+def refused(params: Any) -> str:
+    """Why a server refused a request that it had answered already; empty if they do not say."""
+    given = params.get("refused") if isinstance(params, Mapping) else None
+    return given[:LONGEST_ID] if isinstance(given, str) else ""
 
 
 def _receiving(made: Wanted, params: Mapping[str, Any], place: Place, options: Options) -> Wanted:

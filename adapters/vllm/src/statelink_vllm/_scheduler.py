@@ -21,7 +21,7 @@ from ._held import HeldBlocks
 from ._leases import Leases
 from ._messages import Address, FromWorker, Receive, Send, Tables, ToWorker
 from ._misdirected import Misdirected
-from ._params import Source, Wanted, answer, refusal, wanted
+from ._params import Source, Wanted, answer, refusal, refused, wanted
 from ._places import place_of
 from ._repeats import Repeats
 from ._retries import Retries
@@ -189,12 +189,12 @@ class SchedulerSide:
             log.log(level, "request %s is computed here: %s%s", name, because, asks.not_received)
         if asks.not_sent:
             log.log(level, "the state of request %s is not sent: %s%s", name, because, asks.not_sent)
-        if asks.room and self._left_out:
+        if asks.room and self._left_out and not request.abort_immediately:
             why = self._cut_end(request, asks)
             if why:
                 self._refuse(name, asks, self.tokens(request.num_prompt_tokens), why)
                 asks = self._wanted[name] = asks._replace(room=0, not_sent=why)
-        if asks.room and not asks.another and given.get("transfer_id") is None:
+        if asks.room and not asks.another and (given.get("transfer_id") is None or given.get("once") is True):
             self._repeats.arrived(name)
         if not isinstance(given, Mapping):
             request.kv_transfer_params = None  # vLLM itself would take it for a dictionary
@@ -312,6 +312,8 @@ class SchedulerSide:
         name, tokens = request.request_id, request.num_prompt_tokens
         if request.status not in COMPUTED or request.num_computed_tokens < tokens:
             why = f"prefill did not compute the prompt: {request.status.name}"
+            if request.abort_immediately:  # it stands for one that the server refused, and has no prompt of its own
+                why, tokens = refused(request.kv_transfer_params) or why, 0
             self._refuse(name, asks, tokens, why)
             return False, refusal(why)
         content = content or content_of_request(request, tokens)

@@ -14,7 +14,11 @@ BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 CACHE = "vllm.v1.kv_cache_interface"
 OUTPUTS = "vllm.v1.outputs"
 MANAGER = "vllm.v1.core.kv_cache_manager"
+ASYNC = "vllm.v1.engine.async_llm"
+CLIENT = "vllm.v1.engine.core_client"
 METRICS = "vllm.distributed.kv_transfer.kv_connector.v1.metrics"
+
+MIDDLEWARE = "statelink_vllm._at_once"
 
 # fmt: off
 CLASSES: dict[str, dict[str, str]] = {
@@ -160,6 +164,25 @@ CALLS: dict[str, str] = {
 }
 """Definitions of functions that are called."""
 
+SERVER_CALLS: dict[str, str] = {
+    f"{ASYNC}:AsyncLLM.generate": "async yield self prompt sampling_params request_id * prompt_text= lora_request= "
+    "tokenization_kwargs= trace_headers= priority= data_parallel_rank= session_id= kv_hints= reasoning_ended= "
+    "reasoning_parser_kwargs=",
+    f"{ASYNC}:AsyncLLM.add_request": "async self request_id prompt params arrival_time= lora_request= "
+    "tokenization_kwargs= trace_headers= priority= data_parallel_rank= session_id= prompt_text= reasoning_ended= "
+    "reasoning_parser_kwargs= kv_hints=",
+    f"{ASYNC}:AsyncLLM.notify_kv_transfer_request_rejected": "async self request_id kv_transfer_params * "
+    "data_parallel_rank=",
+}
+"""Definitions of functions of an API server that the middleware calls, or sees called."""
+
+SERVER_ATTRIBUTES: dict[str, str] = {
+    f"{ASYNC}:AsyncLLM": "engine_core vllm_config",
+    f"{CLIENT}:MPClient": "core_engines",
+    f"{CLIENT}:DPLBAsyncMPClient": "reqs_in_flight",
+}
+"""Attributes of an API server's objects that the middleware reads."""
+
 RELEASES: dict[str, dict[str, str | None]] = {
     "0.33": {},
     "0.32": {
@@ -191,6 +214,8 @@ SEAM = Seam(
         Table(Kind.FIELDS, FIELDS),
         Table(Kind.MEMBERS, MEMBERS),
         Table(Kind.PARAMETERS, CALLS),
+        Table(Kind.PARAMETERS, SERVER_CALLS, MIDDLEWARE),
+        Table(Kind.ATTRIBUTES, SERVER_ATTRIBUTES, MIDDLEWARE),
     ),
     releases=RELEASES,
 )

@@ -130,7 +130,9 @@ class WorkerSide:
             try:
                 self._send(name, send)
             except StatelinkError as error:
-                log.warning("the state of request %s cannot be sent: %s", name, error.reason.coded)
+                # Where there is nothing to send, the room may have ended already, and decode then knows.
+                level = logging.WARNING if send.tables else logging.DEBUG
+                log.log(level, "the state of request %s cannot be sent: %s", name, error.reason.coded)
                 if send.tables and name not in self._sending:
                     self._results.sent.add(name)
         for name, receive in step.receive.items():
@@ -181,8 +183,8 @@ class WorkerSide:
                 room.abort("vLLM aborted the request on decode")
 
     def _send(self, name: str, job: Send) -> None:
-        early = self._early.close(name)
-        room = self.link.send(job.room, job.tokens, content=job.content or None) if early is None else early.room
+        early, tokens, content = self._early.close(name), job.tokens or None, job.content or None
+        room = self.link.send(job.room, tokens, content=content) if early is None else early.room
         if not job.tables:
             room.abort(job.why)
             return

@@ -55,6 +55,7 @@ class Server(HttpServer[Answer]):
         environment: Changes to its environment.
         ordinary: Whether it is an ordinary process, and not forked by one that has imported vLLM. It has vLLM's first
             model runner; a forked one has the second, as on a GPU.
+        port: Where it listens; a free port if it is 0.
     """
 
     answers = Answer
@@ -68,15 +69,17 @@ class Server(HttpServer[Answer]):
         *options: str,
         environment: Mapping[str, str] | None = None,
         ordinary: bool = False,
+        port: int = 0,
     ) -> None:
         self._ordinary = ordinary
+        self._key = (environment or {}).get("VLLM_API_KEY")
         self.model = str(model)
         command = [
             *(python_of(name), "-W", "ignore", "-m", "vllm.entrypoints.cli.main", "serve", self.model),
             *(*ON_A_CPU, "--kv-transfer-config", json.dumps(config), *options),
         ]
         runner = {"VLLM_USE_V2_MODEL_RUNNER": str(int(not ordinary))}
-        super().__init__(name, folder, command, {**VLLM, **runner, **(environment or {})})
+        super().__init__(name, folder, command, {**VLLM, **runner, **(environment or {})}, port)
 
     def _start(self, command: Sequence[str], environment: dict[str, str], pipes: dict[str, Any]) -> Any:
         if self._ordinary:
@@ -84,6 +87,17 @@ class Server(HttpServer[Answer]):
         with self.log.open("ab") as log:
             arguments = command[command.index("serve") + 1 :]
             return fork("serve", arguments, environment, log, triton=True, python=command[0])
+
+    def ask(
+        self,
+        path: str,
+        body: Any = None,
+        timeout: float = engine_processes.ANSWER_SECONDS,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """The same, with the server's key if it wants one."""
+        key = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
+        return super().ask(path, body, timeout, {**key, **(headers or {})})
 
     def complete(
         self, prompt: Sequence[int], count: int, params: dict[str, Any] | None = None, rank: int | None = None

@@ -34,7 +34,7 @@ from statelink_vllm.connector import SEAM
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from support.servers import Answer, ServerPair
+    from support.servers import ServerPair
 
 pytestmark = pytest.mark.servers
 
@@ -71,33 +71,33 @@ class Servers:
         for server in (self.prefill, self.plain, self.decode):
             assert server.ask("/reset_prefix_cache", b"").status == 200
 
-    def teach(self) -> None:
-        """Let prefill answer once, so that it knows where its links are."""
-        prompt = fresh(40)
-        first = self.prefill.complete(prompt, 1, dict(PREFILL))
-        assert self.decode.complete(prompt, 1, first.body["kv_transfer_params"]).status == 200
-        assert early(self.prefill.complete(prompt, 1, dict(PREFILL)))
+    def early(self, path: str = COMPLETIONS, **more: Any) -> bool:
+        """Whether prefill answers a request at once. Decode gets its state, so that prefill does not wait for one."""
+        body = {**self.prefill.body(fresh(40), 1, dict(PREFILL)), **more}
+        answer = self.prefill.ask(path, body)
+        assert answer.status == 200, answer
+        events = answer.body.splitlines() if isinstance(answer.body, str) else []
+        said = [json.loads(each[6:]) for each in events if each.startswith("data: {")] or [answer.body]
+        (params,) = (each["kv_transfer_params"] for each in said if each.get("kv_transfer_params"))
+        assert self.decode.ask(path, {**body, "kv_transfer_params": params}).status == 200
+        return "transfer_id" in params
 
 
 def fresh(length: int) -> list[int]:
     """A prompt that no other test has."""
-    return prompt_of(random.randrange(1 << 40), length)
-
-
-def early(answer: Answer) -> bool:
-    """Whether prefill answered at once. No decode asks for the state after this: it is given up when it is late."""
-    assert answer.status == 200, answer
-    return "transfer_id" in answer.body["kv_transfer_params"]
+    made: list[int] = prompt_of(random.randrange(1 << 40), length)
+    return made
 
 
 @pytest.fixture(scope="module")
 def servers(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     folder, model = tmp_path_factory.mktemp("routers"), add_tokenizer(make_llama(models / "routed"))
     made = [zmq.curve_keypair() for _ in range(4)]
-    own = [{"secret": each[1].decode(), "allow": [public.decode() for public, _ in made]} for each in made]
+    allow = tuple(public.decode() for public, _ in made)
+    own = [{"secret": secret.decode(), "allow": [*allow]} for _, secret in made]
     environment = {"VLLM_API_KEY": KEY, "VLLM_SERVER_DEV_MODE": "1"}
     with contextlib.ExitStack() as stack:
-        directory = RendezvousServer(keys=Keys(secret=own[3]["secret"], allow=tuple(own[3]["allow"])))
+        directory = RendezvousServer(keys=Keys(secret=made[3][1].decode(), allow=allow))
         address = stack.enter_context(directory).address
 
         def start(name: str, number: int, role: str, engine: str, *options: str, port: int = 0) -> Server:
@@ -129,12 +129,12 @@ def servers(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             started.routers[way] = router
         for router in started.routers.values():
             router.wait_ready()
-        started.teach()
+        assert [started.early() for _ in range(2)] == [False, True]
         yield started
 
 
 def hits(server: Server) -> float:
-    return sum(server.metric(f"{HITS}_total"))
+    return float(sum(server.metric(f"{HITS}_total")))
 
 
 @pytest.mark.smoke
@@ -254,27 +254,26 @@ def test_the_answer_is_one_of_vllm(servers: Servers, path: str) -> None:
     for key in ("object", "model"):
         assert answers[0][key] == answers[1][key]
     assert [each["index"] for each in answers[0]["choices"]] == [0, 1]
-    assert answers[0]["kv_transfer_params"]["remote_engine_id"] == "prefill-0"
+    for answer in answers:
+        params = answer["kv_transfer_params"]
+        assert servers.decode.ask(path, {**body, "kv_transfer_params": params}).status == 200
 
 
 def test_what_cannot_be_answered_at_once_is_not(servers: Servers) -> None:
-    plain = servers.prefill.body(fresh(40), 1, dict(PREFILL))
-    assert early(servers.prefill.ask(COMPLETIONS, plain))
+    assert servers.early()
+    assert servers.early(n=2, echo=True)
     ordinary: list[dict[str, Any]] = [
         {"logprobs": 1},
         {"prompt_logprobs": 1},
         {"max_tokens": 2},
+        {"stream": True},
+        {"kv_transfer_params": {**PREFILL, "transfer_id": ""}},  # which is none: the state is not sent
         {"prompt": [fresh(40), fresh(40)]},
         {"kv_transfer_params": {**PREFILL, "do_remote_prefill": True, "room": "7", "remote_engine_id": "other"}},
     ]
     for more in ordinary:
-        assert not early(servers.prefill.ask(COMPLETIONS, {**plain, **more})), more
-    streamed = servers.prefill.ask(COMPLETIONS, {**plain, "stream": True})
-    assert streamed.body.count("data: {") > 0
-    assert "transfer_id" not in streamed.body
-    assert (
-        "refused" in servers.prefill.complete(fresh(40), 1, {**PREFILL, "transfer_id": ""}).body["kv_transfer_params"]
-    )
+        assert not servers.early(**more), more
+    servers.settled()
 
 
 def test_a_request_that_is_refused_is_not_answered_at_once(servers: Servers) -> None:
@@ -333,7 +332,7 @@ def test_the_sidecar_of_llmd(servers: Servers, lost: int) -> None:
     """Also if prefill's answers are lost: only the state of the last attempt is held."""
     body, before = servers.decode.body(fresh(300), 8), hits(servers.decode)
     logged = len(servers.prefill.logged())
-    answer = Sidecar(servers, lost=lost).post(body)  # type: ignore[arg-type]  (it asks both servers, and no more)
+    answer = Sidecar(servers, lost=lost).post(body)
     assert answer.tokens == servers.plain.ask(COMPLETIONS, body).tokens
     servers.decode.wait_counted(f"{HITS}_total", before + 300)
     servers.settled()
@@ -343,8 +342,10 @@ def test_the_sidecar_of_llmd(servers: Servers, lost: int) -> None:
 @pytest.mark.shows("vLLM's own router: a prefill server that is down, and is started again")
 def test_a_prefill_server_that_is_down_and_started_again(servers: Servers, tmp_path: Path) -> None:
     """While it is down, the router fails some requests, and sends the others to the other server."""
-    options = ("--retry-max-retries", "3", "--health-check-interval-secs", "1", "--health-failure-threshold", "1")
-    options += ("--health-success-threshold", "1", "--cb-timeout-duration-secs", "1")
+    options = [
+        *("--retry-max-retries", "3", "--health-check-interval-secs", "1", "--health-failure-threshold", "1"),
+        *("--health-success-threshold", "1", "--cb-timeout-duration-secs", "1"),
+    ]
     router = Router("nixl", tmp_path, [servers.prefill, servers.plain], servers.decode, *options, key=KEY)
 
     def ask(count: int) -> list[int]:
@@ -373,7 +374,7 @@ def test_a_prefill_server_that_is_down_and_started_again(servers: Servers, tmp_p
         while servers.prefill.logged().count("POST /v1/completions") < asked + 4:
             assert ask(4) == [200] * 4
             assert time.monotonic() < until, router.logged()[-4000:]
-        assert early(servers.prefill.complete(fresh(40), 1, dict(PREFILL)))
+        assert servers.early()
         assert "could not be received" not in servers.decode.logged()[len(before) :]
     finally:
         router.kill()
@@ -392,15 +393,12 @@ def test_ranks_of_data_parallelism_behind_several_api_servers(llama: Path, tmp_p
             assert time.monotonic() < until, ways
             for rank in (0, 1, None):
                 prompt = fresh(90)
-                first = prefill.complete(prompt, 1, dict(PREFILL), rank=rank)
-                params = first.body["kv_transfer_params"]
+                params = prefill.complete(prompt, 1, dict(PREFILL), rank=rank).body["kv_transfer_params"]
                 ways.add((params["remote_engine_id"], "transfer_id" in params))
                 answer = decode.complete(prompt, 4, params)
                 assert answer.status == 200, (params, answer)
                 assert answer.tokens == prefill.complete(prompt, 4, rank=0).tokens
         assert {name for name, _ in ways} == {"prefill-0_dp0", "prefill-0_dp1"}
-        two = prefill.ask(COMPLETIONS, {**prefill.body(fresh(90), 1, dict(PREFILL)), "n": 2})
-        assert not early(two)  # each answer may be computed by another rank
         fleet.settled()
 
 

@@ -7,11 +7,11 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from engine_processes import HttpServer, free_port
 
-from .servers import Answer, ServerPair
+from .servers import Answer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,16 +76,25 @@ def bootstrap_server(folder: Path, name: str) -> Iterator[int]:
             server.kill()
 
 
+class TwoServers(Protocol):
+    """What asks prefill, and then decode."""
+
+    @property
+    def prefill(self) -> Server: ...
+    @property
+    def decode(self) -> Server: ...
+
+
 class Sidecar:
     """Beside decode: it has a request computed by prefill first. The client's own fields go to decode.
 
     Args:
-        pair: The servers.
+        pair: A prefill server and a decode server.
         path: Where a client posts.
         lost: How many answers of prefill are lost on their way, such as by a gateway that answers 502 or 504.
     """
 
-    def __init__(self, pair: ServerPair, path: str = COMPLETIONS, lost: int = 0) -> None:
+    def __init__(self, pair: TwoServers, path: str = COMPLETIONS, lost: int = 0) -> None:
         self._pair, self._path, self._lost = pair, path, lost
 
     def prefill(self, body: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import pytest
 import zmq
@@ -26,10 +25,8 @@ from support.models import add_tokenizer, make_llama
 from support.routers import CHAT, COMPLETIONS, Router, Sidecar, bootstrap_server
 from support.servers import Server
 
-import statelink_vllm
 from statelink import Keys
 from statelink.rendezvous import RendezvousServer
-from statelink_vllm.connector import SEAM
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -400,8 +397,3 @@ def test_ranks_of_data_parallelism_behind_several_api_servers(llama: Path, tmp_p
                 assert answer.tokens == prefill.complete(prompt, 4, rank=0).tokens
         assert {name for name, _ in ways} == {"prefill-0_dp0", "prefill-0_dp1"}
         fleet.settled()
-
-
-def test_the_installed_vllm_has_what_the_middleware_uses() -> None:
-    statelink_vllm.AnswerAtOnce(mock.AsyncMock())
-    assert SEAM.differences() == []

@@ -82,18 +82,25 @@ def test_the_first_of_a_list_of_prompts_is_sent(configuration: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["full", "recurrent"])
-def test_of_a_request_that_a_router_sends_again_only_the_last_state_is_held(configuration: Path, kind: str) -> None:
-    """The first answer was lost. Nobody asks for its state, and another client's request is no repetition of it."""
+@pytest.mark.parametrize("once", [False, True])
+def test_of_a_request_that_a_router_sends_again_only_the_last_state_is_held(
+    configuration: Path, kind: str, once: bool
+) -> None:
+    """The first answer was lost, also if prefill's server gave it at once. Nobody asks for its state, and
+    another client's request is no repetition of it.
+    """
     pair = pair_for(configuration, "full", kind) if kind != "full" else pair_for(configuration)
     first, again, other, another = "cmpl-a-0-0123abcd", "cmpl-a-0-89abcdef", "cmpl-b-0-01234567", "cmpl-a-0-76543210"
     prefill, decode = pair.engines
-    prefill.add(first, PROMPT, 1, PREFILL)
+    asked = {name: {**PREFILL, "transfer_id": name, "once": True} for name in (first, again, other, another) if once}
+    prefill.add(first, PROMPT, 1, asked.get(first, PREFILL))
     answers(prefill, first)
     for name, prompt in ((again, PROMPT), (other, PROMPT), (another, STREAMS[1][: len(PROMPT)])):
-        prefill.add(name, prompt, 1, PREFILL)
+        prefill.add(name, prompt, 1, asked.get(name, PREFILL))
     given = answers(prefill, again, other, another)
     held = [room for room in pair.network.rooms["send"] if not room.given_up]
-    assert [str(room.room) for room in held] == [each["room"] for each in given]
+    assert {str(room.room) for room in held} == {each["room"] for each in given}
+    assert len(held) == len(given)
     prompts = (PROMPT, PROMPT, STREAMS[1][: len(PROMPT)])
     for name, prompt, params in zip((again, other, another), prompts, given, strict=True):
         decode.add(name, prompt, 4, params)

@@ -103,25 +103,26 @@ def test_prefill_is_told_of_a_request_that_decode_cannot_receive(worker: WorkerS
 
 
 @pytest.mark.parametrize(
-    ("step", "said"),
+    ("step", "level", "said"),
     [
-        (FIRST, "the state of request a cannot be received, and kv_load_failure_policy decides"),
-        (ToWorker(send={"a": Send(7, 16, ([3],))}), "the state of request a cannot be sent"),
+        (FIRST, logging.WARNING, "the state of request a cannot be received, and kv_load_failure_policy decides"),
+        (ToWorker(send={"a": Send(7, 16, ([3],))}), logging.WARNING, "the state of request a cannot be sent"),
+        (ToWorker(send={"a": Send(7, 0, why="no")}), logging.DEBUG, "the state of request a cannot be sent"),
     ],
 )
 def test_what_ends_one_request_is_a_warning(
-    worker: WorkerSide, link: Link, caplog: pytest.LogCaptureFixture, step: ToWorker, said: str
+    worker: WorkerSide, link: Link, caplog: pytest.LogCaptureFixture, step: ToWorker, level: int, said: str
 ) -> None:
     log = logging.getLogger("vllm.statelink")
     error = RoomError("room 7 is in use", code="room.in_use")
     with (
         mock.patch.multiple(link, send=mock.Mock(side_effect=error), receive=mock.Mock(side_effect=error)),
-        caplog.at_level(logging.INFO, log.name),
+        caplog.at_level(logging.DEBUG, log.name),
         mock.patch.object(log, "handle") as handle,
     ):
         worker.begin(step)
     (record,) = [call.args[0] for call in handle.call_args_list]
-    assert record.levelno == logging.WARNING
+    assert record.levelno == level
     assert said in record.getMessage()
     assert record.getMessage().endswith("room.in_use: room 7 is in use")
 

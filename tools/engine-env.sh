@@ -85,7 +85,7 @@ fi
 PYTHON=$python tools/make-venv.sh "$overlay"
 site=$("$overlay/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 stamp=$overlay/.stamp
-if [ ! -e "$stamp" ] || [ -n "$(find tools/engine-env.sh $release core/pyproject.toml plugins/*/pyproject.toml adapters/*/pyproject.toml -newer "$stamp")" ]; then
+if [ ! -e "$stamp" ] || [ -n "$(find tools/engine-env.sh "$wanted" $release core/pyproject.toml plugins/*/pyproject.toml adapters/*/pyproject.toml -newer "$stamp")" ]; then
     below=$("$base/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     for folder in $above "$below"; do printf "import site; site.addsitedir('%s')\n" "$folder"; done >"$site/statelink_base.pth"
     install "$overlay" hatchling editables

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
+import re
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
+from pages import DOCS
 from support.engines import PREFILL
 from support.simulated_engine import tokens_of
 from support.simulated_pair import STREAMS, pair_of
@@ -145,6 +148,11 @@ def test_decode_hears_why(configuration: Path, kind: str, asked: bool) -> None:
         assert room.room == pair.network.rooms["receive"][0].room
         pair.settle()
         assert decode.ended["r"].tokens == tokens_of(STREAMS[0][:20], 4)
+
+
+def test_the_page_names_the_middleware() -> None:
+    (module, name) = re.findall(r"^--middleware (\w+)\.(\w+)$", (DOCS / "vllm.md").read_text(), re.MULTILINE)[0]
+    assert getattr(importlib.import_module(module), name) is statelink_vllm.AnswerAtOnce
 
 
 def test_the_installed_vllm_has_what_the_middleware_uses() -> None:

@@ -1,7 +1,7 @@
 """vLLM's own router in front of real servers, in both of its modes; with prefill that answers at once, and without.
 
 Prefill ``prefill-0`` answers at once, and ``prefill-1`` does not. Decode is the same. All have keys, want one from
-clients, and find each other in a directory.
+clients, and find each other in a directory. The routers are started as docs/vllm.md shows.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engine_processes import HttpServer, free_port
+from pages import commands
 
 from .servers import Answer
 
@@ -25,7 +26,7 @@ LIMITS = ("max_tokens", "max_completion_tokens", "min_tokens")
 
 
 class Router(HttpServer[Answer]):
-    """vLLM's own router (``vllm-router``) in front of servers.
+    """vLLM's own router (``vllm-router``) in front of servers, as docs/vllm.md starts it.
 
     Args:
         connector: Its ``--kv-connector``.
@@ -49,11 +50,13 @@ class Router(HttpServer[Answer]):
         bootstrap: int | None = None,
         key: str = "",
     ) -> None:
-        more = [] if bootstrap is None else [str(bootstrap)]
-        behind = [word for each in prefill for word in ("--prefill", f"http://127.0.0.1:{each.port}", *more)]
+        (shown,) = (each for each in commands("vllm.md", "vllm-router") if connector in each)
+        first, *others = (f"http://127.0.0.1:{each.port}" for each in prefill)
+        here = {"8100": first, "8200": f"http://127.0.0.1:{decode.port}", "8998": str(bootstrap)}
         command = [
-            *(sys.executable, "-W", "ignore", "-m", "vllm_router.launch_router", "--vllm-pd-disaggregation", *behind),
-            *("--decode", f"http://127.0.0.1:{decode.port}", "--kv-connector", connector, "--policy", "round_robin"),
+            *(sys.executable, "-W", "ignore", "-m", "vllm_router.launch_router"),
+            *(here.get(word.rpartition(":")[2], word) for word in shown),
+            *(word for other in others for word in ("--prefill", other)),
             *("--prometheus-port", str(free_port()), *options),
         ]
         self.model = decode.model

@@ -9,12 +9,12 @@ from .engines import PREFILL
 from .models import add_tokenizer, make_llama
 from .servers import ServerPair
 
-PAGE, CURL = "vllm.md", "toy_proxy_server.py"
+PAGE, CURL = "vllm.md", "--kv-connector nixl"
 TEXTS = ["--no-skip-tokenizer-init"]
 
 
 def main() -> None:
-    """Start them, ask, print, and end them. vLLM's wheel has no router, so this hands prefill's answer to decode."""
+    """Start them, ask, print, and end them. This hands prefill's answer to decode, as a router does."""
     with try_it.folder() as folder:
         model = add_tokenizer(make_llama(folder / "model"))
         body = try_it.request(PAGE, CURL, str(model))

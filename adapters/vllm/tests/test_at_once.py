@@ -42,7 +42,8 @@ class Api:
         self.client.engine_core = SimpleNamespace(core_engines=ENGINES, reqs_in_flight={"r": ENGINES[1]})
         self.client.vllm_config = mock.MagicMock(model_config=config)
         self.client.vllm_config.aux_output_config.enable_return_routed_experts = False
-        self.client.add_request.return_value = SimpleNamespace(request_id="r")
+        self.added = self.client.add_request
+        self.added.return_value = SimpleNamespace(request_id="r")
         self.served = statelink_vllm.AnswerAtOnce(self._serve)
         self.reply: Reply | BaseException = RuntimeError()
         self.given: Any = None
@@ -95,7 +96,7 @@ def test_the_addresses_are_those_of_the_last_answer(api: Api) -> None:
             {"do_remote_prefill": True, "do_remote_decode": False, "transfer_id": api.given["transfer_id"], **expected},
         )
         assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
-    api.client.notify_kv_transfer_request_rejected.assert_not_awaited()
+    api.client.abort.assert_not_awaited()
 
 
 @pytest.mark.parametrize("reply", [(400, {"error": {"message": "no such grammar"}}), (500, {}), RuntimeError("bug")])
@@ -104,31 +105,34 @@ def test_the_engine_hears_of_a_request_that_the_server_refuses_behind_its_answer
     api: Api, reply: Reply | BaseException, dead: bool
 ) -> None:
     if dead:
-        api.client.notify_kv_transfer_request_rejected.side_effect = RuntimeError("the engine is dead")
+        api.client.abort.side_effect = RuntimeError("the engine is dead")
     if isinstance(reply, BaseException):
         with pytest.raises(RuntimeError, match="bug"):
             api.ask(reply)
     else:
         status, body = api.ask(reply)
         assert (status, body["kv_transfer_params"]["transfer_id"]) == (200, api.given["transfer_id"])
-    ((name, params), more) = api.client.notify_kv_transfer_request_rejected.await_args
-    assert name == f"refused-{api.given['transfer_id']}"
+    ((name, prompt, given), more) = api.added.await_args
+    params = given.extra_args["kv_transfer_params"]
+    assert (name, prompt["prompt_token_ids"]) == (f"refused-{api.given['transfer_id']}", [5, 6, 7])
     assert (params["do_remote_decode"], params["transfer_id"]) == (True, api.given["transfer_id"])
     assert params["refused"].startswith("prefill's server answered ")
     assert "no such grammar" in params["refused"] or "its log says why" in params["refused"]
-    assert more == {"data_parallel_rank": 1}
+    assert more == {"data_parallel_rank": 1, "lora_request": None}
+    api.client.abort.assert_awaited_once_with("r", internal=True)
 
 
 def test_a_router_that_has_left_gets_no_answer_and_vllm_hears_of_it(api: Api) -> None:
     with pytest.raises(OSError, match="has left"):
         api.ask((200, {}), broken=True)
-    api.client.notify_kv_transfer_request_rejected.assert_not_awaited()
+    api.client.abort.assert_not_awaited()
 
 
 @pytest.mark.parametrize("kind", ["full", "window"])
 @pytest.mark.parametrize("asked", [False, True])
-def test_decode_hears_why(configuration: Path, kind: str, asked: bool) -> None:
-    """The request that stands for the refused one has no prompt. Decode computes the prompt."""
+@pytest.mark.parametrize("aborted", [False, True])
+def test_decode_hears_why(configuration: Path, kind: str, asked: bool, aborted: bool) -> None:
+    """A request for the same prompt says it. Decode computes the prompt."""
     pair = pair_of(configuration, ("full",) if kind == "full" else ("full", kind), blocks=(4, 4), spare=(30, 30))
     prefill, decode = pair.engines
     params = {"transfer_id": "once-1", "peer": ["tcp://127.0.0.1:1"], "remote_engine_id": "one"}
@@ -138,14 +142,18 @@ def test_decode_hears_why(configuration: Path, kind: str, asked: bool) -> None:
             decode.step()
     said = {**PREFILL, "transfer_id": "once-1", "refused": "prefill's server answered 400: no such grammar"}
     given = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": said})
-    prefill.scheduler.add_request(Request("refused-once-1", [0], given, None, abort_immediately=True))
-    prefill.scheduler.finish_requests("refused-once-1", RequestStatus.FINISHED_ABORTED)
-    for _ in range(3):
+    if aborted:
+        prefill.scheduler.add_request(Request("refused-once-1", STREAMS[0][:20], given, None))
+        prefill.scheduler.finish_requests("refused-once-1", RequestStatus.FINISHED_ABORTED)
+    else:
+        prefill.add("refused-once-1", STREAMS[0][:20], 1, said)
+    for _ in range(9):
         prefill.step()
     (room,) = pair.network.rooms["send"]
-    assert (room.given_up, room.tokens) == ("prefill's server answered 400: no such grammar", 0)
+    assert room.given_up == "prefill's server answered 400: no such grammar"
     if asked:
-        assert room.room == pair.network.rooms["receive"][0].room
+        (receiving,) = pair.network.rooms["receive"]
+        assert (room.room, room.content, room.tokens) == (receiving.room, receiving.content, receiving.tokens)
         pair.settle()
         assert decode.ended["r"].tokens == tokens_of(STREAMS[0][:20], 4)
 

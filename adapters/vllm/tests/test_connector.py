@@ -56,7 +56,6 @@ def test_prefill_leaves_out_what_decode_must_compute_anew(kind: str, lookahead: 
         prompt_token_ids=[*range(20)],
         num_prompt_tokens=20,
         max_tokens=1,
-        abort_immediately=False,
     )
     request.get_skip_reading_prefix_cache.return_value = False
     side.new_request(request)

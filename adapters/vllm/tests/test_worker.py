@@ -107,7 +107,7 @@ def test_prefill_is_told_of_a_request_that_decode_cannot_receive(worker: WorkerS
     [
         (FIRST, logging.WARNING, "the state of request a cannot be received, and kv_load_failure_policy decides"),
         (ToWorker(send={"a": Send(7, 16, ([3],))}), logging.WARNING, "the state of request a cannot be sent"),
-        (ToWorker(send={"a": Send(7, 0, why="no")}), logging.DEBUG, "the state of request a cannot be sent"),
+        (ToWorker(send={"a": Send(7, 16, why="no")}), logging.DEBUG, "the state of request a cannot be sent"),
     ],
 )
 def test_what_ends_one_request_is_a_warning(

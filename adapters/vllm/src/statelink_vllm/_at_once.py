@@ -99,15 +99,15 @@ class AnswerAtOnce:
             exchange = _CURRENT.get()
             if exchange is None or not self._may(client, exchange, prompt, params):
                 return await add(request_id, prompt, params, *args, **kwargs)
-            exchange.wanted = True
+            exchange.wanted, exchange.prompt, exchange.adapter = True, prompt, kwargs.get("lora_request")
             if self._known:
                 transfer = self._name(params)
             queue = await add(request_id, prompt, params, *args, **kwargs)
             exchange.engine = _engine_of(client, queue)
             known = None if exchange.engine is None else self._known.get(exchange.engine)
             if known is not None:
-                adapter = kwargs.get("lora_request")
-                model = client.vllm_config.model_config.served_model_name if adapter is None else adapter.lora_name
+                adapter, config = exchange.adapter, client.vllm_config.model_config
+                model = config.served_model_name if adapter is None else adapter.lora_name
                 await exchange.answer(transfer, known, model, params.n, len(prompt["prompt_token_ids"]))
             return queue
 
@@ -153,17 +153,22 @@ class AnswerAtOnce:
 
     @staticmethod
     async def _refuse(client: Any, exchange: _Exchange) -> None:
-        """Fail the room of a request that was answered and then refused, perhaps before the scheduler knew it."""
+        """Fail the room of a request that was answered and then refused, perhaps before the scheduler knew it.
+
+        Another request for the same prompt says so to the connector, and is not computed. If the connector has failed
+        the room itself, this one changes nothing.
+        """
         reason = exchange.said("error").get("message", "its log says why")
         why = f"prefill's server answered {exchange.status or 'nothing'}: {reason}"
         log.warning("a request that was answered at once has failed: %s", why)
         engines = client.engine_core.core_engines
         rank = engines.index(exchange.engine) if len(engines) > 1 and exchange.engine in engines else None
-        params = {"do_remote_decode": True, "transfer_id": exchange.transfer, "refused": why}
+        said = {"do_remote_decode": True, "transfer_id": exchange.transfer, "refused": why}
+        params = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": said})
+        more = {"lora_request": exchange.adapter, "data_parallel_rank": rank}
         try:
-            await client.notify_kv_transfer_request_rejected(
-                f"refused-{exchange.transfer}", params, data_parallel_rank=rank
-            )
+            queue = await client.add_request(f"refused-{exchange.transfer}", exchange.prompt, params, **more)
+            await client.abort(queue.request_id, internal=True)
         except Exception as error:  # the engine is dead, and decode loses its links
             log.warning("decode is not told of it: %s: %s", type(error).__name__, error)
 
@@ -179,6 +184,8 @@ class _Exchange:
     Attributes:
         prompts: How many prompts vLLM made of it.
         wanted: Whether vLLM's own answer is kept.
+        prompt: What vLLM adds to its engine.
+        adapter: vLLM's request for an adapter (LoRA), if there is one.
         engine: vLLM's identity of the engine that has the request; ``None`` until then.
         transfer: The ``transfer_id`` with which it was answered early; empty if it was not.
         status: The HTTP status of vLLM's own answer; 0 until then.
@@ -189,6 +196,8 @@ class _Exchange:
         self._path, self._receive, self._send = path, receive, send
         self.prompts = 0
         self.wanted = False
+        self.prompt: Any = None
+        self.adapter: Any = None
         self.engine: bytes | None = None
         self.transfer = ""
         self.status = 0

@@ -30,10 +30,10 @@ class Send:
 
     Attributes:
         room: The id of the request between the servers.
-        tokens: Number of tokens whose state is sent; 0 where decode alone knows it.
+        tokens: Number of tokens whose state is sent.
         tables: Its blocks; empty where there is nothing to send, and decode is only told so.
         why: Why nothing is sent.
-        content: Which request it is; empty where there is nothing to send.
+        content: Which request it is.
     """
 
     room: int

@@ -125,7 +125,10 @@ def refusal(why: str) -> dict[str, Any]:
 
 
 def refused(params: Any) -> str:
-    """Why a server refused a request that it had answered already; empty if they do not say."""
+    """Why a request only tells decode that no state comes; empty for any other request.
+
+    The server has failed another request behind its answer, and this one has the same prompt and id.
+    """
     given = params.get("refused") if isinstance(params, Mapping) else None
     return given[:LONGEST_ID] if isinstance(given, str) else ""
 

@@ -189,10 +189,10 @@ class SchedulerSide:
             log.log(level, "request %s is computed here: %s%s", name, because, asks.not_received)
         if asks.not_sent:
             log.log(level, "the state of request %s is not sent: %s%s", name, because, asks.not_sent)
-        if asks.room and self._left_out and not request.abort_immediately:
+        if asks.room and self._left_out:
             why = self._cut_end(request, asks)
             if why:
-                self._refuse(name, asks, self.tokens(request.num_prompt_tokens), why)
+                self._refuse(request, asks, self.tokens(request.num_prompt_tokens), why)
                 asks = self._wanted[name] = asks._replace(room=0, not_sent=why)
         if asks.room and not asks.another and (given.get("transfer_id") is None or given.get("once") is True):
             self._repeats.arrived(name)
@@ -310,11 +310,11 @@ class SchedulerSide:
         self, request: Any, tables: tuple[list[int], ...], asks: Wanted, content: bytes
     ) -> tuple[bool, dict[str, Any] | None]:
         name, tokens = request.request_id, request.num_prompt_tokens
-        if request.status not in COMPUTED or request.num_computed_tokens < tokens:
+        why = refused(request.kv_transfer_params)
+        if not why and (request.status not in COMPUTED or request.num_computed_tokens < tokens):
             why = f"prefill did not compute the prompt: {request.status.name}"
-            if request.abort_immediately:  # it stands for one that the server refused, and has no prompt of its own
-                why, tokens = refused(request.kv_transfer_params) or why, 0
-            self._refuse(name, asks, tokens, why)
+        if why:
+            self._refuse(request, asks, tokens, why)
             return False, refusal(why)
         content = content or content_of_request(request, tokens)
         if not asks.another:
@@ -326,11 +326,14 @@ class SchedulerSide:
                 self._next.repeated.add(repeated)
         return not asks.another, answer(asks.room, self._engine_id, self._addresses, content)
 
-    def _refuse(self, name: str, asks: Wanted, tokens: int, why: str) -> None:
+    def _refuse(self, request: Any, asks: Wanted, tokens: int, why: str) -> None:
         """Say that the state of a request is not sent, also to a decode that may be waiting already."""
+        name = request.request_id
         log.info("the state of request %s is not sent: %s", name, why)
-        if asks.known and not asks.another:
-            self._next.send[name] = Send(asks.room, tokens, why=why)
+        if (
+            asks.known and not asks.another
+        ):  # decode states the content, and would take a room without one for another's
+            self._next.send[name] = Send(asks.room, tokens, why=why, content=content_of_request(request, tokens))
 
     # Each step.
 

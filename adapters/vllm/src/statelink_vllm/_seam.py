@@ -171,8 +171,7 @@ SERVER_CALLS: dict[str, str] = {
     f"{ASYNC}:AsyncLLM.add_request": "async self request_id prompt params arrival_time= lora_request= "
     "tokenization_kwargs= trace_headers= priority= data_parallel_rank= session_id= prompt_text= reasoning_ended= "
     "reasoning_parser_kwargs= kv_hints=",
-    f"{ASYNC}:AsyncLLM.notify_kv_transfer_request_rejected": "async self request_id kv_transfer_params * "
-    "data_parallel_rank=",
+    f"{ASYNC}:AsyncLLM.abort": "async self request_id internal=",
 }
 """Definitions of functions of an API server that the middleware calls, or sees called."""
 

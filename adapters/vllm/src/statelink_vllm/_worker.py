@@ -183,8 +183,8 @@ class WorkerSide:
                 room.abort("vLLM aborted the request on decode")
 
     def _send(self, name: str, job: Send) -> None:
-        early, tokens, content = self._early.close(name), job.tokens or None, job.content or None
-        room = self.link.send(job.room, tokens, content=content) if early is None else early.room
+        early = self._early.close(name)
+        room = self.link.send(job.room, job.tokens, content=job.content or None) if early is None else early.room
         if not job.tables:
             room.abort(job.why)
             return

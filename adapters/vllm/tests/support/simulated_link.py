@@ -235,8 +235,8 @@ class SimulatedLink:
         self.address = f"tcp://127.0.0.1:{len(network.links) + 1}"
         network.links.append(self)
 
-    def send(self, room: int, tokens: int | None, *, content: bytes | None = None) -> SimulatedRoom:
-        return self.network.add("send", SimulatedRoom(self, room, tokens or 0, content=content))
+    def send(self, room: int, tokens: int, *, content: bytes | None = None) -> SimulatedRoom:
+        return self.network.add("send", SimulatedRoom(self, room, tokens, content=content))
 
     def receive(
         self,

@@ -330,9 +330,8 @@ class SchedulerSide:
         """Say that the state of a request is not sent, also to a decode that may be waiting already."""
         name = request.request_id
         log.info("the state of request %s is not sent: %s", name, why)
-        if (
-            asks.known and not asks.another
-        ):  # decode states the content, and would take a room without one for another's
+        if asks.known and not asks.another:
+            # Decode states the content, too: the room would fail for its lack, and not for this reason.
             self._next.send[name] = Send(asks.room, tokens, why=why, content=content_of_request(request, tokens))
 
     # Each step.

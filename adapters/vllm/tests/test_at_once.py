@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import importlib
 import json
 import re
@@ -64,7 +65,13 @@ class Api:
 
     def ask(self, reply: Reply | BaseException, broken: bool = False) -> list[Any]:
         """Let vLLM answer so, and return what a router gets: statuses and bodies."""
-        self.reply, got = reply, []
+        self.reply = reply
+        got: list[Any] = []
+        asyncio.run(self.serve(got, broken))
+        return got
+
+    async def serve(self, got: list[Any], broken: bool = False) -> None:
+        """Serve a request, and add to a list what a router gets."""
 
         async def send(message: Any) -> None:
             if broken:
@@ -73,8 +80,7 @@ class Api:
 
         state = SimpleNamespace(state=SimpleNamespace(engine_client=self.client))
         scope = {"type": "http", "path": "/v1/completions", "app": state}
-        asyncio.run(self.served(scope, mock.AsyncMock(), send))
-        return got
+        await self.served(scope, mock.AsyncMock(), send)
 
 
 @pytest.fixture
@@ -114,12 +120,28 @@ def test_the_engine_hears_of_a_request_that_the_server_refuses_behind_its_answer
         assert (status, body["kv_transfer_params"]["transfer_id"]) == (200, api.given["transfer_id"])
     ((name, prompt, given), more) = api.added.await_args
     params = given.extra_args["kv_transfer_params"]
-    assert (name, prompt["prompt_token_ids"]) == (f"refused-{api.given['transfer_id']}", [5, 6, 7])
+    assert (name, prompt["prompt_token_ids"]) == (f"failed-{api.given['transfer_id']}", [5, 6, 7])
     assert (params["do_remote_decode"], params["transfer_id"]) == (True, api.given["transfer_id"])
-    assert params["refused"].startswith("prefill's server answered ")
-    assert "no such grammar" in params["refused"] or "its log says why" in params["refused"]
+    assert params["failed"].startswith("prefill's server answered ")
+    assert "no such grammar" in params["failed"] or "its log says why" in params["failed"]
     assert more == {"data_parallel_rank": 1, "lora_request": None}
     api.client.abort.assert_awaited_once_with("r", internal=True)
+
+
+def test_a_request_that_came_before_the_first_answer_is_not_answered_at_once() -> None:
+    """The first answer comes while vLLM hands that request to its engine."""
+    api = Api()
+    done = (200, {"kv_transfer_params": {**HERE, "do_remote_prefill": True}})
+    here = api.added.return_value
+
+    async def another(*args: Any, **kwargs: Any) -> Any:
+        api.added.side_effect = None
+        await contextvars.Context().run(asyncio.create_task, api.serve([]))
+        return here
+
+    api.added.side_effect = another
+    assert api.ask(done) == [200, done[1]]
+    assert api.ask(done)[1]["id"].startswith("cmpl-once-")
 
 
 def test_a_router_that_has_left_gets_no_answer_and_vllm_hears_of_it(api: Api) -> None:
@@ -140,13 +162,13 @@ def test_decode_hears_why(configuration: Path, kind: str, asked: bool, aborted: 
         decode.add("r", STREAMS[0][:20], 4, {**params, "do_remote_prefill": True})
         for _ in range(3):
             decode.step()
-    said = {**PREFILL, "transfer_id": "once-1", "refused": "prefill's server answered 400: no such grammar"}
+    said = {**PREFILL, "transfer_id": "once-1", "failed": "prefill's server answered 400: no such grammar"}
     given = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": said})
     if aborted:
-        prefill.scheduler.add_request(Request("refused-once-1", STREAMS[0][:20], given, None))
-        prefill.scheduler.finish_requests("refused-once-1", RequestStatus.FINISHED_ABORTED)
+        prefill.scheduler.add_request(Request("failed-once-1", STREAMS[0][:20], given, None))
+        prefill.scheduler.finish_requests("failed-once-1", RequestStatus.FINISHED_ABORTED)
     else:
-        prefill.add("refused-once-1", STREAMS[0][:20], 1, said)
+        prefill.add("failed-once-1", STREAMS[0][:20], 1, said)
     for _ in range(9):
         prefill.step()
     (room,) = pair.network.rooms["send"]

@@ -100,12 +100,11 @@ class AnswerAtOnce:
             if exchange is None or not self._may(client, exchange, prompt, params):
                 return await add(request_id, prompt, params, *args, **kwargs)
             exchange.wanted, exchange.prompt, exchange.adapter = True, prompt, kwargs.get("lora_request")
-            if self._known:
-                transfer = self._name(params)
+            transfer = self._name(params) if self._known else ""
             queue = await add(request_id, prompt, params, *args, **kwargs)
             exchange.engine = _engine_of(client, queue)
             known = None if exchange.engine is None else self._known.get(exchange.engine)
-            if known is not None:
+            if transfer and known is not None:  # another request may have been answered meanwhile
                 adapter, config = exchange.adapter, client.vllm_config.model_config
                 model = config.served_model_name if adapter is None else adapter.lora_name
                 await exchange.answer(transfer, known, model, params.n, len(prompt["prompt_token_ids"]))
@@ -163,11 +162,11 @@ class AnswerAtOnce:
         log.warning("a request that was answered at once has failed: %s", why)
         engines = client.engine_core.core_engines
         rank = engines.index(exchange.engine) if len(engines) > 1 and exchange.engine in engines else None
-        said = {"do_remote_decode": True, "transfer_id": exchange.transfer, "refused": why}
+        said = {"do_remote_decode": True, "transfer_id": exchange.transfer, "failed": why}
         params = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": said})
         more = {"lora_request": exchange.adapter, "data_parallel_rank": rank}
         try:
-            queue = await client.add_request(f"refused-{exchange.transfer}", exchange.prompt, params, **more)
+            queue = await client.add_request(f"failed-{exchange.transfer}", exchange.prompt, params, **more)
             await client.abort(queue.request_id, internal=True)
         except Exception as error:  # the engine is dead, and decode loses its links
             log.warning("decode is not told of it: %s: %s", type(error).__name__, error)

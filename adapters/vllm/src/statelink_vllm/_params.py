@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ._options import Options
     from ._places import Place
 
-__all__ = ["LONGEST_ID", "Source", "Wanted", "answer", "refusal", "refused", "wanted"]
+__all__ = ["LONGEST_ID", "Source", "Wanted", "answer", "failure", "refusal", "wanted"]
 
 ADDRESS = re.compile(
     r"tcp://(?P<host>[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}(?:%[A-Za-z0-9._-]{1,32})?\])"
@@ -124,12 +124,12 @@ def refusal(why: str) -> dict[str, Any]:
     return {"do_remote_prefill": False, "do_remote_decode": False, "refused": why}
 
 
-def refused(params: Any) -> str:
+def failure(params: Any) -> str:
     """Why a request only tells decode that no state comes; empty for any other request.
 
     The server has failed another request behind its answer, and this one has the same prompt and id.
     """
-    given = params.get("refused") if isinstance(params, Mapping) else None
+    given = params.get("failed") if isinstance(params, Mapping) else None
     return given[:LONGEST_ID] if isinstance(given, str) else ""
 
 

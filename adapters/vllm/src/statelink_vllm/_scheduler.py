@@ -21,7 +21,7 @@ from ._held import HeldBlocks
 from ._leases import Leases
 from ._messages import Address, FromWorker, Receive, Send, Tables, ToWorker
 from ._misdirected import Misdirected
-from ._params import Source, Wanted, answer, refusal, refused, wanted
+from ._params import Source, Wanted, answer, failure, refusal, wanted
 from ._places import place_of
 from ._repeats import Repeats
 from ._retries import Retries
@@ -310,7 +310,7 @@ class SchedulerSide:
         self, request: Any, tables: tuple[list[int], ...], asks: Wanted, content: bytes
     ) -> tuple[bool, dict[str, Any] | None]:
         name, tokens = request.request_id, request.num_prompt_tokens
-        why = refused(request.kv_transfer_params)
+        why = failure(request.kv_transfer_params)
         if not why and (request.status not in COMPUTED or request.num_computed_tokens < tokens):
             why = f"prefill did not compute the prompt: {request.status.name}"
         if why:

@@ -101,7 +101,7 @@ def servers(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             config = {"backend": "tcp", "verify": "digest", "rendezvous": address, "keys": own[number]}
             given = transfer(config, kv_role=role, engine_id=engine)
             texts = ("--no-skip-tokenizer-init", *options)
-            server = Server(name, folder, model, given, *texts, environment=environment, port=port)
+            server = Server(name, folder, model, given, *texts, environment=environment, ordinary=True, port=port)
             stack.callback(server.kill)
             return server
 

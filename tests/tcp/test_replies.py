@@ -177,11 +177,13 @@ def test_what_cannot_be_read_is_sent(receiver: Receiver) -> None:
     receiver.more(1)
     sequences = [receiver.written() for _ in range(2)]
     assert [each.mode for each in sequences] == [COPY, COPY]
-    for each in sequences:
-        receiver.answer(RESEND, each.sequence, "forbidden")
+    last = sequences[-1].sequence
+    receiver.stream.write(b"".join(REPLY.pack(b"SLr1", RESEND, 0, each.sequence) for each in sequences))
     for _ in range(2):
         again = receiver.written()
         assert again.mode == SEND
+        assert again.sequence > last, "one that has a number below the last one's counts as landed"
+        last = again.sequence
         assert again.payload == receiver.node.memory[:SIZE].tobytes()
         receiver.answer(DONE, again.sequence)
     receiver.more(3)

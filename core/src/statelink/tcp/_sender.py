@@ -417,6 +417,7 @@ class Sender:
             log.info("%s cannot read our memory (%s): batches travel through the socket", self._peer.link, reason)
             self._mode = Mode.SEND
             self._leave()
+            write.sequence = 0  # it follows those that came behind it and may have landed: a number below theirs is old
             self._queue.appendleft(write)
             return
         if write is self._current:

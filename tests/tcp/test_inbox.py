@@ -87,14 +87,18 @@ def test_a_large_frame_after_small_ones(here: Node, stream: Stream) -> None:
 
 
 def test_a_batch_that_comes_again(here: Node) -> None:
-    """It has landed, and its sender did not hear of it: the receiver says so, and writes nothing."""
+    """One that has landed, and whose sender did not hear of it, is done and not written again. No other one is done."""
     caller = Caller("source", here.open("target"))
     here.connect("target", "source", caller.descriptor)
     grant_all(here)
-    for sequence, payload, found in [(7, b"abc", b"abc"), (7, b"xyz", b"abc"), (8, b"def", b"def")]:
+    for batches in (
+        [(7, 2, b"xyz", REFUSED, POISON), (8, 1, b"abc", DONE, ord("a"))],
+        [(7, 2, b"xyz", REFUSED, ord("a")), (8, 1, b"xyz", DONE, ord("a")), (9, 1, b"def", DONE, ord("d"))],
+    ):
         stream = caller.dial()
-        header = HEADER.pack(b"SLw1", SEND, 1, sequence, 1, 1, 3)
-        stream.write(header + struct.pack("<QQ", here.address, 3) + payload)
-        assert stream.answer()[:2] == (DONE, sequence)
+        for sequence, room, payload, status, found in batches:
+            header = HEADER.pack(b"SLw1", SEND, 1, sequence, room, 1, 3)
+            stream.write(header + struct.pack("<QQ", here.address, 3) + payload)
+            assert stream.answer()[:2] == (status, sequence)
+            assert here.memory[0] == found
         stream.close()
-        assert here.memory[:3].tobytes() == found

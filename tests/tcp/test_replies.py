@@ -252,6 +252,15 @@ def test_a_receiver_that_leaves_before_its_first_answer(welcome: bool) -> None:
         assert "lost the peer" in receiver.over(2)[1]
 
 
+def test_more_batches_than_a_receiver_remembers_are_not_sent_again() -> None:
+    with receiving("SEND", connect_timeout=1000) as receiver:
+        receiver.more(32)
+        for _ in receiver.transfers:
+            receiver.written()
+        receiver.stream.close()
+        assert {receiver.over(at)[0] for at in range(33)} == {False}
+
+
 def test_a_receiver_that_leaves_twice() -> None:
     with receiving("SEND") as receiver:
         receiver.written()

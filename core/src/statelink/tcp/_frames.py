@@ -28,6 +28,7 @@ __all__ = [
     "HEADER",
     "MAX_BLOCKS",
     "MAX_BYTES",
+    "MOST_AGAIN",
     "REPLY",
     "BadFrameError",
     "Header",
@@ -50,6 +51,8 @@ MAX_BLOCKS: Final = 1 << 15
 MAX_BYTES: Final = 1 << 46
 """With `MAX_BLOCKS` of them, sums of lengths stay far below 2^64."""
 MAX_REASON: Final = 512
+MOST_AGAIN: Final = 32
+"""Most batches that are sent again after a connection has ended. A receiver remembers as many that have landed."""
 
 
 class BadFrameError(ValueError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from . import _iovec
 from ._copying import PIECE_BYTES, Copier
 from ._frames import (
     HEADER,
+    MOST_AGAIN,
     BadFrameError,
     Header,
     Mode,
@@ -79,8 +81,8 @@ class Receiver:
         self._near = near
         self._grants = grants
         self._copier = Copier(peer)
-        self._landed = -1
-        """Number of the last batch that has landed. Its sender sends it again if it did not hear of that."""
+        self._landed = deque[int](maxlen=MOST_AGAIN)
+        """Numbers of the last batches that have landed. Their sender sends them again if it did not hear of that."""
         self._lock = threading.Lock()
         self._waker = Waker()
         self._next: Caller | None = None
@@ -157,11 +159,8 @@ class Receiver:
         stream.write(frame(Welcome(readable)))
         pid = caller.proof.pid if readable else 0
         connection = _Connection(self._peer, stream, pid, self._grants, self._copier, self._landed)
-        try:
-            while True:
-                connection.serve_one()
-        finally:
-            self._landed = connection.landed
+        while True:
+            connection.serve_one()
 
 
 class _Connection:
@@ -170,11 +169,11 @@ class _Connection:
     Args:
         pid: The process whose memory may be read; 0 for none.
         copier: Reads it.
-        landed: Number of the last batch that has landed.
+        landed: Numbers of the last batches that have landed. It adds to them.
     """
 
-    def __init__(self, peer: str, stream: Stream, pid: int, grants: Grants, copier: Copier, landed: int) -> None:
-        self.landed = landed
+    def __init__(self, peer: str, stream: Stream, pid: int, grants: Grants, copier: Copier, landed: deque[int]) -> None:
+        self._landed = landed
         self._peer = peer
         self._stream = stream
         self._pid = pid
@@ -194,7 +193,7 @@ class _Connection:
         targets, nbytes, sources = self._read_arrays(header)
         check_lengths(header, nbytes)
         admitted = self._grants.admit(self._peer, header.room, header.generation, targets, nbytes)
-        if header.sequence <= self.landed:  # it landed, and the connection on which that was said has ended
+        if header.sequence in self._landed:  # it landed, and the connection on which that was said has ended
             self._reply(header, Status.DONE)
             self._discard(header, 0)
         elif isinstance(admitted, str):
@@ -243,7 +242,7 @@ class _Connection:
 
     def _land(self, header: Header, grant: Grant) -> None:
         # The reply first: who is told here may close this backend, and the sender still has to learn of its success.
-        self.landed = header.sequence
+        self._landed.append(header.sequence)
         self._reply(header, Status.DONE)
         grant.land(header.total)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from statelink.backend import Side, logger
 from statelink.errors import TransferError
 
-from ._frames import REPLY, BadFrameError, Mode, Reply, Status, unpack_reply
+from ._frames import MOST_AGAIN, REPLY, BadFrameError, Mode, Reply, Status, unpack_reply
 from ._handshake import Welcome, dial, take
 from ._lingering import Linger
 from ._stream import MORE_THREADS, POLLIN, POLLOUT, Interrupted, Lost, Stream, Waker
@@ -444,7 +444,7 @@ class Sender:
             failed = [*self._unanswered, *([self._current] if self._current is not None else [])]
             self._unanswered.clear()
             self._current = None
-            again = bool(failed) and ended and not (self._answered or self._again or self._stopping)
+            again = 0 < len(failed) <= MOST_AGAIN and ended and not (self._answered or self._again or self._stopping)
             self._again = reason if again else ""
             if again:
                 self._queue.extendleft(reversed(failed))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import struct
+import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -102,3 +104,23 @@ def test_a_batch_that_comes_again(here: Node) -> None:
             assert stream.answer()[:2] == (status, sequence)
             assert here.memory[0] == found
         stream.close()
+
+
+def test_a_batch_counts_though_its_answer_has_nobody_to_reach(here: Node) -> None:
+    """Its sender is told later that it is done, and sends it no more: who waits for its bytes would wait for ever."""
+    caller = Caller("source", here.open("target"))
+    here.connect("target", "source", caller.descriptor)
+    grant_all(here)
+    landed = threading.Event()
+    here.backends["target"].when_landed("source", 1, 1, 3, landed.set)
+    batch = HEADER.pack(b"SLw1", SEND, 1, 7, 1, 1, 3) + struct.pack("<QQ", here.address, 3) + b"abc"
+    stream = caller.dial()
+    stream.write(batch[:-1])
+    library, fd = ctypes.PyDLL(None), stream.detach()  # its calls let no other thread run
+    assert library.send(fd, batch[-1:], 1, 0) == 1
+    assert library.close(fd) == 0
+    again = caller.dial()
+    again.write(batch)
+    assert again.answer()[:2] == (DONE, 7)
+    assert landed.wait(10)
+    again.close()

@@ -243,8 +243,11 @@ class _Connection:
     def _land(self, header: Header, grant: Grant) -> None:
         # The reply first: who is told here may close this backend, and the sender still has to learn of its success.
         self._landed.append(header.sequence)
-        self._reply(header, Status.DONE)
-        grant.land(header.total)
+        # It counts also if the reply reaches nobody: the sender hears of it when it sends the batch again.
+        try:
+            self._reply(header, Status.DONE)
+        finally:
+            grant.land(header.total)
 
     def _look(self) -> None:
         self._stream.check()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -73,6 +75,35 @@ def test_there_are_as_many_connections_as_both_sides_allow(
     np.testing.assert_array_equal(here.memory[:LARGE], source.memory[:LARGE])
     here.disconnect("target", "source")
     assert receiving() == before
+
+
+def test_threads_that_submit_together_make_no_connection_too_many(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The receiver would hang up on it, and its batches would fail."""
+    join(here, here, "SEND", streams=2)
+    grant_all(here)
+    assert write(here, here).ok
+    made: Any = socket.socketpair
+    together, begun, numbers = threading.Barrier(4), threading.Event(), list[int]()
+
+    def slowly(*args: Any) -> Any:
+        begun.set()
+        time.sleep(0.3)  # the others look meanwhile
+        return made(*args)
+
+    def submit() -> None:
+        together.wait(10)
+        numbers.extend(start(here, here, 1, 2100 << 10))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socketpair", slowly)
+        threads = [threading.Thread(target=submit) for _ in range(4)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    assert begun.is_set()
+    assert sum(each.name.startswith("tcp-send-target") for each in threading.enumerate()) == 2
+    assert [here.outcome(each).ok for each in numbers] == [True] * 4
 
 
 def test_a_peer_that_knows_of_no_more_gets_one(source: Remote, here: Node) -> None:

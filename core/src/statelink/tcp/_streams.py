@@ -82,7 +82,7 @@ class Senders:
         """The connection for a large batch."""
         long = any(each.round_trip >= LONG_SECONDS for each in self._all)
         number, enough = (self._most, ENOUGH) if long else (min(self._most, FEW), 1)
-        while long and len(self._all) < number and (another := self._another()) is not None:
+        while long and (another := self._another(number)) is not None:
             another.want()
         known = [each for each in self._all[1:] if each.transport]
         best: Sender | None = None
@@ -91,18 +91,19 @@ class Senders:
                 return each
             if best is None or each.waiting < best.waiting:
                 best = each
-        if len(self._all) < number:
-            another = self._another()
-            if another is not None and not known:
-                return another
-            if another is not None:
-                another.want()
+        another = self._another(number)
+        if another is not None and not known:
+            return another
+        if another is not None:
+            another.want()
         return best or self._all[0]
 
-    def _another(self) -> Sender | None:
-        """One more sender; ``None`` if there cannot be one."""
+    def _another(self, number: int) -> Sender | None:
+        """One more sender; ``None`` if there are so many, or there cannot be one."""
+        if len(self._all) >= number:
+            return None
         with self._lock:
-            if self._stopping:
+            if self._stopping or len(self._all) >= min(number, self._most):  # another thread may have made it
                 return None
             try:
                 sender = self._make(len(self._all))

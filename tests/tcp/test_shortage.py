@@ -17,7 +17,7 @@ from statelink.backend import BackendContext, Region
 from statelink.errors import BackendUnavailableError, TransferError
 from statelink.tcp import TcpBackend
 
-from .common import grant_all, join, write
+from .common import grant_all, join, u64, write
 
 if TYPE_CHECKING:
     from .node import Node
@@ -71,6 +71,28 @@ def test_a_refused_thread_that_receives_delays_the_sender(here: Node, refuse: Re
     refuse("tcp-receive-source")
     assert write(here, here, at=5000).ok
     here.disconnect("target", "source")
+
+
+def test_a_receiver_without_threads_gets_all_over_the_connections_it_has(
+    here: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join(here, here, "SEND")
+    grant_all(here)
+    large = {"nbytes": 2100 << 10}
+    assert write(here, here).ok
+    assert write(here, here, **large).ok
+    begin: Any = threading.Thread.start
+
+    def unless_it_receives(thread: threading.Thread) -> None:
+        if thread.name.startswith("tcp-receive-"):
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", unless_it_receives)
+    place = u64(here.address), u64(here.address), u64(large["nbytes"])
+    for _ in range(8):
+        together = [here.write("source", "target", 1, 1, *place) for _ in range(4)]
+        assert [here.outcome(each).ok for each in together] == [True] * 4
 
 
 def test_a_refused_thread_that_listens_leaves_the_port_free(refuse: Refuse) -> None:

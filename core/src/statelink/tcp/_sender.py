@@ -118,7 +118,7 @@ class Sender:
         self._missed = False
         """Whether it left replies to the thread, which held the turn."""
         self._known = False
-        """Whether there has been a connection. The thread sets it, and any thread reads it."""
+        """Whether the receiver has welcomed a connection: one may be made that it cannot serve. Any thread reads it."""
         self.round_trip = 0.0
         self._dialled = threading.Event()
         """Set once the first connection was made or given up; `find_out` waits for it."""
@@ -317,8 +317,9 @@ class Sender:
             )
             with self._turn:
                 self._stream, self._open = stream, True
-                self._mode, self._known = Mode.COPY if near else Mode.SEND, True
+                self._mode = Mode.COPY if near else Mode.SEND
                 self._welcomed, self._answered = near is not None, False
+                self._known = self._known or self._welcomed
                 self.round_trip = stream.round_trip()
                 self._replies.clear()
                 self._trouble, self._missed = None, False
@@ -395,7 +396,7 @@ class Sender:
         if not self._welcomed:
             if take(self._replies, Welcome) is None:
                 return
-            self._welcomed = True
+            self._welcomed = self._known = True
         while len(self._replies) >= REPLY.size:
             reply = unpack_reply(self._replies[: REPLY.size])
             end = REPLY.size + reply.length

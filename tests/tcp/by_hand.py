@@ -110,7 +110,7 @@ class Stream:
         self._sock.close()
 
     def detach(self) -> int:
-        """Give the descriptor away. What is sent over it leaves at once, and whoever closes it resets the connection."""
+        """Give the descriptor away. What it sends leaves at once, and whoever closes it resets the connection."""
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         return self._sock.detach()

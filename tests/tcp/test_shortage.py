@@ -65,10 +65,12 @@ def test_a_peer_whose_thread_was_refused_can_be_disconnected(here: Node, refuse:
     here.disconnect("source", "target")
 
 
-def test_a_refused_thread_that_receives_delays_the_sender(here: Node, refuse: Refuse) -> None:
+@pytest.mark.parametrize("times", [1, 5])
+def test_refused_threads_that_receive_delay_the_sender(here: Node, refuse: Refuse, times: int) -> None:
     join(here, here, "SEND")
     grant_all(here)
-    refuse("tcp-receive-source")
+    for _ in range(times):
+        refuse("tcp-receive-source")
     assert write(here, here, at=5000).ok
     here.disconnect("target", "source")
 

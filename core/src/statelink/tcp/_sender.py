@@ -45,9 +45,9 @@ class Sender:
     ``submit`` queues a batch, and sends what is queued itself, if there is a connection, nobody else is sending and the
     socket takes it. The first batch starts a thread, which connects, sends what is left, and takes the replies. Several
     batches can be under way before the peer replies. If the connection is lost, these fail, and the next batch opens a
-    new one. But if the receiver ended it and had not answered any on it, they are sent again once, over another one. It
-    may have connected this side anew, or have waited too long for the proof. They keep their numbers, by which the
-    receiver knows what it has.
+    new one. But if the receiver ended it and had not answered any on it, they are sent again once, over another one; if
+    it lets nobody in, for up to ``connect_timeout``. It may have connected this side anew, have waited too long
+    for the proof, or have no thread left. They keep their numbers, by which the receiver knows what it has.
 
     If the payload does not travel through the connection, a link's control thread takes the replies (`attend`), so that
     a transfer ends on the thread that waits for it. It leaves everything unusual to this object's own thread.
@@ -104,6 +104,8 @@ class Sender:
         """Whether the receiver has answered a batch on this connection."""
         self._again = ""
         """Why the last connection ended, if its batches are sent again."""
+        self._patience = 0.0
+        """Until when they are sent again over one more connection where the receiver has not welcomed the last one."""
         self._sequence = time.monotonic_ns()
         """Number of the last batch: greater than all numbers of this process's earlier connections to the peer."""
         self._current: Write | None = None
@@ -445,7 +447,11 @@ class Sender:
             failed = [*self._unanswered, *([self._current] if self._current is not None else [])]
             self._unanswered.clear()
             self._current = None
-            again = 0 < len(failed) <= MOST_AGAIN and ended and not (self._answered or self._again or self._stopping)
+            again = 0 < len(failed) <= MOST_AGAIN and ended and not (self._answered or self._stopping)
+            if not self._again:
+                self._patience = time.monotonic() + self._options.connect_timeout
+            else:
+                again = again and not self._welcomed and time.monotonic() < self._patience
             self._again = reason if again else ""
             if again:
                 self._queue.extendleft(reversed(failed))

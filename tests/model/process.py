@@ -319,8 +319,8 @@ class Process:
         """
         if isinstance(handle, Receiving) and not handle.taken_back:
             room, generation = handle.room, handle._state.generation
-            for name, writer in handle._state._writers.items():
-                silent = not writer.in_flight.asked and writer.in_flight.proof is not Proof.DRAINED
+            for name, delivery in handle._state._deliveries.items():
+                silent = not delivery.in_flight.asked and delivery.in_flight.proof is not Proof.DRAINED
                 if silent and (name, room, generation) in self.backend.open:
                     raise Defect(f"{self.name}: memory of room {room} is free, and granted to {name}")
 

@@ -368,7 +368,7 @@ def staged(decode: Process, room: int) -> int:
     if held is None:
         return 0
     assert isinstance(held.handle, Receiving)
-    hooks: list[Any] = [writer.hooks["kv"] for writer in held.handle._state._writers.values()]
+    hooks: list[Any] = [delivery.hooks["kv"] for delivery in held.handle._state._deliveries.values()]
     return sum(hook._nbytes for hook in hooks)
 
 

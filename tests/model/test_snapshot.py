@@ -29,7 +29,7 @@ class Growing:
 
 
 def held_by_decode(growing: dict[str, Any]) -> Any:
-    room: Any = SimpleNamespace(_writers=growing, _accepted=None, bytes_of=sum)
+    room: Any = SimpleNamespace(_deliveries=growing, _accepted=None, bytes_of=sum)
     return ReceivingState.held(room)
 
 

@@ -410,7 +410,7 @@ class World:
         if self.owner_fence:
             return True
         assert isinstance(held.handle, Receiving)
-        names = [name for name, writer in held.handle._state._writers.items() if not writer.in_flight.drained]
+        names = [name for name, delivery in held.handle._state._deliveries.items() if not delivery.in_flight.drained]
         return all(self.everybody[name].alive for name in names)
 
     def _check_serving(self) -> None:

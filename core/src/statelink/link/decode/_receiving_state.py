@@ -1,4 +1,4 @@
-"""Decode's side of one room: its prefill instance, and one writer for each prefill rank that owes it bytes."""
+"""Decode's side of one room: its prefill instance, and a delivery from each prefill rank that owes it bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ AboutRoom = wire.Chunk | wire.Finished | wire.Failed | wire.Drained | wire.Note
 
 
 class ReceivingState(RoomState):
-    """Owns its writers. Belongs to the control thread; see `RoomState`.
+    """Owns its deliveries. Belongs to the control thread; see `RoomState`.
 
     Args:
         context: The link's parts.
@@ -46,7 +46,7 @@ class ReceivingState(RoomState):
     role = "decode"
     _accepted: Accepted | None = None
     _requested = False
-    """Whether a data thread was asked to prepare the requests. From then on `_writers` is complete."""
+    """Whether a data thread was asked to prepare the requests. From then on `_deliveries` is complete."""
     _instance: Instance | None = None
     _flushing = False
     """Whether a data thread makes the writers' bytes visible to the device, or has."""
@@ -71,7 +71,7 @@ class ReceivingState(RoomState):
         self._unmet = unmet
         self._declines = declines
         self._explain = explain
-        self._writers: dict[str, IncomingDelivery] = {}
+        self._deliveries: dict[str, IncomingDelivery] = {}
 
     # Towards the request.
 
@@ -101,10 +101,10 @@ class ReceivingState(RoomState):
             self._maybe_request()
         elif not self.memory.proven and self.reason is not None:
             for rank in instance.parts:
-                writer = self._writers.get(rank.name)
-                if writer is not None and not writer.in_flight.drained:
+                delivery = self._deliveries.get(rank.name)
+                if delivery is not None and not delivery.in_flight.drained:
                     # If the rank was lost and has come back, its Drained may be lost. Repeat Failed to get another.
-                    writer.tell_failed(self.reason)
+                    delivery.tell_failed(self.reason)
 
     def instance_refused(self, reason: Reason) -> None:
         """See `InstanceUser.instance_refused`."""
@@ -132,14 +132,14 @@ class ReceivingState(RoomState):
         fail = _fail_weakly(self)
         try:
             ranks = [rank for rank in instance.ranks.values() if rank.part is not None]
-            writers = [IncomingDelivery(self.context, rank, accepted, self.ended, fail) for rank in ranks]
+            deliveries = [IncomingDelivery(self.context, rank, accepted, self.ended, fail) for rank in ranks]
         except BaseException as error:  # a defect of a strategy, whose hooks are made here
             self.fail(reason_of(error, room=self.room, backend=self.context.backend.name))
             return
         prompt = True
-        for writer in writers:
-            self._writers[writer.rank.name] = writer
-            prompt = prompt and writer.prompt
+        for delivery in deliveries:
+            self._deliveries[delivery.rank.name] = delivery
+            prompt = prompt and delivery.prompt
 
         workers, who = self.context.workers, {"room": self.room, "backend": self.context.backend.name}
         if prompt:
@@ -149,8 +149,8 @@ class ReceivingState(RoomState):
 
     def _prepare(self) -> None:
         """Ask all hooks, and grant the memory. A data thread, or the control thread if every hook is prompt."""
-        for writer in self._writers.values():
-            writer.prepare()
+        for delivery in self._deliveries.values():
+            delivery.prepare()
 
     def _prepared(self, _: None, reason: Reason | None) -> None:
         """`_prepare` has ended; the room may have failed meanwhile. Control thread."""
@@ -162,45 +162,45 @@ class ReceivingState(RoomState):
     def _request(self) -> None:
         if self.status in ENDED:
             return  # nobody was asked; where there are grants, they are being revoked
-        for name, writer in self._writers.items():
-            if not writer.ask(self.deadline - self.opened, self._unmet.named(self.room, name)):
+        for name, delivery in self._deliveries.items():
+            if not delivery.ask(self.deadline - self.opened, self._unmet.named(self.room, name)):
                 self.fail(self.reason_for("peer.send", "a request could not be sent", peer=name))
                 return
-        if not self._writers:  # by the plan, no prefill rank owes this rank a byte
+        if not self._deliveries:  # by the plan, no prefill rank owes this rank a byte
             self._maybe_succeed()
 
     # What writers say.
 
     def handle(self, message: AboutRoom, name: str) -> None:
         """Handle a writer's message about this room."""
-        writer = self._writers.get(name)
-        if writer is None:
+        delivery = self._deliveries.get(name)
+        if delivery is None:
             return
         if not isinstance(message, (wire.Failed, wire.Drained)) or message.met == self.generation:
-            writer.met = True
+            delivery.met = True
         if isinstance(message, wire.Chunk):
-            self._arrived(writer, message, message.number)
+            self._arrived(delivery, message, message.number)
         elif isinstance(message, wire.Finished):
-            self._arrived(writer, message, message.chunks - 1)
-            reason = self._check_tokens(writer, message) or writer.finish(message, self._landed)
+            self._arrived(delivery, message, message.chunks - 1)
+            reason = self._check_tokens(delivery, message) or delivery.finish(message, self._landed)
             if reason is not None:
                 self.fail(reason)
-            if self.status not in ENDED and writer.finished:
-                writer.finish_hooks(self._hook_ended)
+            if self.status not in ENDED and delivery.finished:
+                delivery.finish_hooks(self._hook_ended)
             self._maybe_succeed()
         elif isinstance(message, wire.Failed):
             self.fail(message.reason)
         elif isinstance(message, wire.Drained):
             self.drained(name, Proof.DRAINED)
         elif self.status not in ENDED:
-            writer.note(message.component, message.payload, self._hook_ended)
+            delivery.note(message.component, message.payload, self._hook_ended)
 
-    def _landed(self, writer: IncomingDelivery) -> None:
+    def _landed(self, delivery: IncomingDelivery) -> None:
         """All bytes of a writer have landed whose last message came before them. Control thread."""
-        writer.land()
+        delivery.land()
         self._maybe_succeed()
 
-    def _check_tokens(self, writer: IncomingDelivery, message: wire.Finished) -> Reason | None:
+    def _check_tokens(self, delivery: IncomingDelivery, message: wire.Finished) -> Reason | None:
         """Take N from a writer's last message, if decode knew only the number of pages. Returns why it cannot be."""
         accepted = self._accepted
         if accepted is None or accepted.least == accepted.tokens:
@@ -212,26 +212,26 @@ class ReceivingState(RoomState):
         cause = f"{said} on prefill, {accepted.least} to {accepted.tokens} on decode, by the number of its pages"
         if known is not None:
             cause = f"{known} on one rank of prefill, {said} on another"
-        what, peer = "the two sides disagree on the number of tokens", writer.rank.name
+        what, peer = "the two sides disagree on the number of tokens", delivery.rank.name
         return self.reason_for("room.tokens", what, cause, peer=peer)
 
-    def _arrived(self, writer: IncomingDelivery, message: wire.Chunk | wire.Finished, number: int) -> None:
+    def _arrived(self, delivery: IncomingDelivery, message: wire.Chunk | wire.Finished, number: int) -> None:
         """A message says that a push is visible here."""
         self.step(Status.TRANSFERRING)
         self._chunks = max(self._chunks, number + 1)
-        writer.chunk(number, message.granules, message.layers, self._hook_ended)
+        delivery.chunk(number, message.granules, message.layers, self._hook_ended)
 
     def drained(self, name: str, proof: Proof) -> None:
         """No write of a rank can land any more."""
-        writer = self._writers.get(name)
-        if writer is not None:
-            writer.in_flight.prove(proof)
+        delivery = self._deliveries.get(name)
+        if delivery is not None:
+            delivery.in_flight.prove(proof)
             self._after_change()
 
     def rank_lost(self, rank: PrefillRank, why: str) -> None:
         """See `InstanceUser.rank_lost`. The room goes on if it waits for nothing from that rank."""
-        writer = self._writers.get(rank.name)
-        if writer is not None and not writer.finished:
+        delivery = self._deliveries.get(rank.name)
+        if delivery is not None and not delivery.finished:
             peer = rank.name or rank.endpoint.address
             self.fail(self.reason_for("peer.lost", "prefill was lost", why, peer=peer))
 
@@ -245,13 +245,13 @@ class ReceivingState(RoomState):
         instance.rooms[self] = None
 
     @property
-    def writers(self) -> list[IncomingDelivery]:
+    def deliveries(self) -> list[IncomingDelivery]:
         """The ranks that write for the room. Any thread."""
-        return list(self._writers.values())
+        return list(self._deliveries.values())
 
     def undrained(self) -> list[PrefillRank]:
         """Ranks whose writes may still land."""
-        return [writer.rank for writer in self._writers.values() if not writer.in_flight.drained]
+        return [delivery.rank for delivery in self._deliveries.values() if not delivery.in_flight.drained]
 
     # The end.
 
@@ -262,24 +262,24 @@ class ReceivingState(RoomState):
         self._maybe_succeed()
 
     def _maybe_succeed(self) -> None:
-        """Succeed, if every writer is complete. Starts the comparisons of digests before that."""
-        writers = self._writers.values()
+        """Succeed, if every delivery is complete. Starts the comparisons of digests before that."""
+        deliveries = self._deliveries.values()
         open_ = self.status not in ENDED
-        if open_ and not self._visible and all([writer.complete for writer in writers]):
+        if open_ and not self._visible and all([delivery.complete for delivery in deliveries]):
             self._flush()
         if open_ and self._visible and self.context.config.verify != "off":
-            for writer in writers:
-                writer.verify(self._hook_ended)
-        if self.status in ENDED or not self._visible or not all([writer.complete for writer in writers]):
+            for delivery in deliveries:
+                delivery.verify(self._hook_ended)
+        if self.status in ENDED or not self._visible or not all([delivery.complete for delivery in deliveries]):
             self._after_change()
             return
-        for writer in writers:
-            self._count_moved(writer.moved)
+        for delivery in deliveries:
+            self._count_moved(delivery.moved)
         self.prove_quiesced()
         self.step(Status.SUCCEEDED)
-        for writer in writers:
-            writer.say_received()
-            writer.revoke(self.drained)
+        for delivery in deliveries:
+            delivery.say_received()
+            delivery.revoke(self.drained)
         self._table.forget(self)
         self._leave()
 
@@ -306,14 +306,14 @@ class ReceivingState(RoomState):
         ended = self._end_in_failure(reason)
         if ended is None:
             return
-        if self._writers or self._instance is None:
+        if self._deliveries or self._instance is None:
             self._unmet.ended(self.room, self.generation, self._not_met())
-        for writer in self._writers.values():
-            writer.tell_failed(ended)
-            writer.revoke(self.drained)
-            writer.abort(self._hook_ended)
+        for delivery in self._deliveries.values():
+            delivery.tell_failed(ended)
+            delivery.revoke(self.drained)
+            delivery.abort(self._hook_ended)
         self._after_change()
-        if not self._writers and self._instance is not None:
+        if not self._deliveries and self._instance is not None:
             # A room may have no deadline, and its instance may never be there.
             until = min(self.deadline, self.context.now() + self.context.config.deadline)
             self._declines.add(self.room, self.generation, self._instance, ended, until)
@@ -327,11 +327,11 @@ class ReceivingState(RoomState):
             self._want_back("take_back_after", f"{seconds:.1f} s after the failure")
 
     def _touches(self) -> bool:
-        return any(writer.in_flight.working for writer in self.writers)
+        return any(delivery.in_flight.working for delivery in self.deliveries)
 
     def _not_met(self) -> list[str] | None:
         """Names of ranks that have not said that they have a room for this use; ``None`` if no rank was asked."""
-        return [name for name, writer in self._writers.items() if not writer.met] if self._writers else None
+        return [name for name, delivery in self._deliveries.items() if not delivery.met] if self._deliveries else None
 
     def abort(self, why: str) -> None:
         """See `RoomState.abort`."""
@@ -343,13 +343,18 @@ class ReceivingState(RoomState):
         if instance is not None and instance.state is not InstanceState.READY and not self._requested:
             cause, hint = self._explain(instance)
         else:
-            hooks = ((f"{key}: {name}", each) for key, w in self._writers.items() for name, each in w.hooks.items())
+            hooks = (
+                (f"{key}: {name}", hook)
+                for key, delivery in self._deliveries.items()
+                for name, hook in delivery.hooks.items()
+            )
             cause, hint = f"it still waits for {self.waits_for()}{hooks_wait_for(hooks)}", ""
+        met = any(each.met for each in self._deliveries.values())
         if self._accepted is None and not hint:
             hint = "call accept() once memory is allocated"
-        elif self._requested and self.context.inventory.ranks > 1 and not any(w.met for w in self._writers.values()):
+        elif self._requested and self.context.inventory.ranks > 1 and not met:
             hint = "prefill begins once every rank of this decode instance has opened and accepted the room: have they?"
-        elif self._requested and not any(writer.met for writer in self._writers.values()):
+        elif self._requested and not met:
             hint = "did prefill's engine call send() with this room id, and push()?"
         self.fail_late("room.deadline", "a room passed its deadline on decode", cause, hint)
 
@@ -363,14 +368,14 @@ class ReceivingState(RoomState):
             self._leave()
 
     def _leave(self) -> None:
-        for writer in self._writers.values():
-            writer.tell_released()
+        for delivery in self._deliveries.values():
+            delivery.tell_released()
         if self.memory.proven and self._instance is not None:
             self._instance.rooms.pop(self, None)
 
     def _untouched(self) -> bool:
         """See `RoomState._untouched`. A room that goes on needs its memory, until all bytes are visible in it."""
-        in_flight = any([bool(writer.in_flight) for writer in self._writers.values()])
+        in_flight = any([bool(delivery.in_flight) for delivery in self._deliveries.values()])
         over = self._visible or self.status in ENDED or self._accepted is None
         return over and not in_flight
 
@@ -378,25 +383,25 @@ class ReceivingState(RoomState):
 
     def peers(self) -> list[PeerInfo]:
         """See `RoomState.peers`."""
-        ranks = [writer.rank for writer in list(self._writers.values())]
+        ranks = [delivery.rank for delivery in list(self._deliveries.values())]
         return [rank.info for rank in ranks or (self._instance.ranks.values() if self._instance else ())]
 
     def transports(self) -> dict[str, str]:
         """See `RoomState.transports`."""
-        return {writer.rank.name: writer.rank.transport for writer in list(self._writers.values())}
+        return {delivery.rank.name: delivery.rank.transport for delivery in list(self._deliveries.values())}
 
     def carried(self) -> Iterator[tuple[str, str, int]]:
         """See `RoomState.carried`."""
-        for writer in self._writers.values():
-            transport = writer.rank.transport
-            for name, moved in writer.moved.items():
+        for delivery in self._deliveries.values():
+            transport = delivery.rank.transport
+            for name, moved in delivery.moved.items():
                 yield name, transport, moved.nbytes
 
     def waits_for(self) -> str:
         """See `RoomState.waits_for`."""
         instance = self._instance
         if self._requested:
-            return "; ".join(filter(None, (writer.waits_for() for writer in list(self._writers.values()))))
+            return "; ".join(filter(None, (delivery.waits_for() for delivery in list(self._deliveries.values()))))
         if instance is None:
             return "prefill"
         if instance.state is not InstanceState.READY or instance.suspect:
@@ -411,10 +416,10 @@ class ReceivingState(RoomState):
         """See `RoomState.held`."""
         items = self._accepted.items if self._accepted is not None else {}
         nbytes = self.bytes_of({name: len(each.ids) for name, each in items.items()})
-        writers = list(self._writers.values())  # the control thread may be adding to it
-        if any(writer.in_flight.working for writer in writers):
+        deliveries = list(self._deliveries.values())  # the control thread may be adding to it
+        if any(delivery.in_flight.working for delivery in deliveries):
             return nbytes, "a receive hook or a digest has not ended"
-        waits = sorted(writer.rank.name for writer in writers if not writer.in_flight.drained)
+        waits = sorted(delivery.rank.name for delivery in deliveries if not delivery.in_flight.drained)
         return nbytes, f"not known to have stopped: {', '.join(waits)}"
 
 

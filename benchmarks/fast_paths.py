@@ -49,10 +49,10 @@ def pushes_here() -> None:
 
 
 def fences_here() -> None:
-    """Short calls of fences and hooks on the control thread: `Workers.run_promptly`. The general way: a data thread."""
-    from statelink.link.runtime._workers import Workers
+    """Short calls of fences and hooks on the control thread: `Workers.fence_here`. The general way: a data thread."""
+    from statelink.link.runtime._executor import KeyedExecutor
 
-    Workers._run_here = lambda *_: False  # type: ignore[method-assign]
+    KeyedExecutor.run_beside = lambda *_: False  # type: ignore[method-assign]
 
 
 def sole() -> None:

@@ -143,7 +143,7 @@ class FakeDecode(Fake):
             first = 0
             if isinstance(pool, (Kv, Index)):
                 first = positions(pool, case.tokens, case.prefix)[0] // pool.page
-            items[pool.name] = wire.pack_items(ids, first)
+            items[pool.name] = wire.ItemList(first, ids.astype("<i8").tobytes())
         items.update(changes.pop("items", {}))
         usual: dict[str, Any] = {
             "sender": self.name,

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MOST_FILES, MOST_RECEIVED = 16, 23
+MOST_FILES, MOST_RECEIVED = 16, 20
 """Most files of the way of a push until it is submitted, and of a receive until its request is sent."""
 ELSEWHERE = 4
 """Most files that a link may enter for other reasons meanwhile, such as a timer, on a busy machine."""

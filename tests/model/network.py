@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from statelink import wire
-from statelink.errors import PeerError
 from statelink.wire import parse_endpoint
 
 if TYPE_CHECKING:
@@ -123,17 +122,18 @@ class SimChannel:
             connection.open = False
             self._network.connections.remove(connection)
 
-    def send(self, message: wire.Message, address: str | None) -> None:
+    def send(self, message: wire.Message, address: str | None = None) -> bool:
         frames = wire.encode(message)
         if address is not None:
-            if address not in self._dialled:
-                raise PeerError("a message could not be sent", peer=message.to, code="peer.send")
-            self._dialled[address].there.append(frames)
-            return
+            dialled = self._dialled.get(address)
+            if dialled is not None:
+                dialled.there.append(frames)
+            return dialled is not None
         route = self._routes.get(message.to)
         if route is None or not route.open:
-            raise PeerError("a message could not be sent", peer=message.to, code="peer.send")
+            return False
         route.back.append(frames)
+        return True
 
     def receive(self, timeout: float | None) -> Iterator[tuple[wire.Message, str | None]]:
         while self.inbox:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from .witness import witnessed
 
 if TYPE_CHECKING:
     from statelink.link import Peer
-    from statelink.link.runtime import Job, KeyOrder
+    from statelink.link.runtime import KeyOrder
     from statelink.wire import Endpoint
 
     from .shape import Request
@@ -184,13 +184,6 @@ class Process:
             loop=self.loop,
             make_executor=executor,
         )
-        workers: Any = self.context.workers
-        here = workers._run_here
-
-        def run_here(key: Hashable, job: Job) -> bool:
-            return world.rng.random() >= 0.2 and bool(here(key, job))
-
-        workers._run_here = run_here  # so that a job that never blocks waits for its turn, sometimes
         world.network.listening[self.address] = self
         return Link(self.context)
 

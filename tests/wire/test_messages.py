@@ -237,18 +237,15 @@ def test_moved_is_what_both_sides_compare() -> None:
 
 @pytest.mark.parametrize("ids", [[], [0], [7, 3, 3, (1 << 63) - 1], list(range(1000))])
 def test_item_lists_travel_as_little_endian_arrays(ids: list[int]) -> None:
-    packed = wire.pack_items(np.array(ids, np.int64), 12)
-    assert packed == wire.ItemList(12, b"".join(number.to_bytes(8, "little") for number in ids))
-    back = wire.unpack_items(packed)
+    back = wire.unpack_items(wire.ItemList(12, b"".join(number.to_bytes(8, "little") for number in ids)))
     assert back.dtype == np.int64
     assert back.tolist() == ids
 
 
 @pytest.mark.parametrize("cut", range(1, 8))
 def test_an_item_list_that_was_cut_inside_an_element_is_refused(cut: int) -> None:
-    packed = wire.pack_items(np.array([5, 6], np.int64), 0)
     with pytest.raises(WireError, match=r"a list of indices is cut inside an element: \d+ bytes"):
-        wire.unpack_items(wire.ItemList(0, packed.ids[:-cut]))
+        wire.unpack_items(wire.ItemList(0, bytes(16 - cut)))
 
 
 def test_every_field_has_a_value_in_its_sample() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from statelink._logs import logger
 from statelink.backend import EventDriven, Fence, Fencing, Landing, RegionTable
-from statelink.errors import ClosedError, PeerError, TransferError, WireError
+from statelink.errors import ClosedError, TransferError
 from statelink.wire import write_handshake
 
 from ._ready import ReadyEvents
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from statelink.backend import Backend, Strategy
     from statelink.config import LinkConfig
     from statelink.pointers import Reader
-    from statelink.wire import Channel, Handshake, Message
+    from statelink.wire import Channel, Handshake
 
     from .peers import Rendezvous
 
@@ -162,23 +162,6 @@ class Context:
     def after(self, seconds: float, job: Callable[[], None]) -> None:
         """Run ``job`` on the control thread when ``seconds`` have passed. Control thread only."""
         self.loop.after(seconds, job)
-
-    def send(self, message: Message, address: str | None = None) -> bool:
-        """Queue a message. Returns whether that was possible. Control thread only.
-
-        Args:
-            message: The message.
-            address: Where this link dialled the receiver; ``None`` if the receiver dialled this link.
-        """
-        try:
-            self.channel.send(message, address)
-        except PeerError as error:
-            log.debug("%s", error)
-            return False
-        except WireError as error:
-            log.error("%s", error.reason.coded)
-            return False
-        return True
 
     def tell(self, hook: str, **what: object) -> None:
         """Call a hook of observers. An error of theirs is logged. Any thread."""

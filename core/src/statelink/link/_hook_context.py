@@ -58,6 +58,6 @@ class HookContext:
 
         # Only the control thread may use the sockets.
         def job() -> None:
-            self._context.send(note, self._address)
+            self._context.channel.send(note, self._address)
 
         self._context.post_job(job)

@@ -158,7 +158,7 @@ class RendezvousClient(Directory):
                 log.exception("defect: in the thread that speaks to the rendezvous server")
                 time.sleep(RESEND_SECONDS)
         if self._registration is not None:
-            self._send(wire.Bye(sender=self._link))
+            self._channel.send(wire.Bye(sender=self._link), str(self._server))
         self._channel.close()
 
     def _pause(self) -> float:
@@ -200,13 +200,7 @@ class RendezvousClient(Directory):
             if messages and self._asked is None:
                 self._asked = now
         for message in messages:
-            self._send(message)
-
-    def _send(self, message: wire.Message) -> None:
-        try:
             self._channel.send(message, str(self._server))
-        except PeerError as error:
-            log.debug("%s", error)
 
     def _take(self, message: wire.Message) -> None:
         """Take an answer. The caller holds the condition."""
@@ -228,7 +222,7 @@ class RendezvousClient(Directory):
                 self._alike[message.instance] = frozenset()
                 # Names that begin with a text come first among those behind it.
                 for begin in dict.fromkeys((message.instance, _without_number(message.instance))):
-                    self._send(wire.Browse(sender=self._link, instance=begin, rank=0))
+                    self._channel.send(wire.Browse(sender=self._link, instance=begin, rank=0), str(self._server))
             if not message.addresses:
                 return
             try:

@@ -52,7 +52,8 @@ def _ranks(address: str, keys: wire.Keys | None) -> list[wire.Listed]:
 
 
 def _ask(channel: wire.Channel, question: wire.Browse, server: wire.Endpoint) -> tuple[wire.Listed, ...]:
-    channel.send(question, str(server))
+    if not channel.send(question, str(server)):
+        raise _silent(f"the rendezvous server at {server.address}", "the question could not be sent")
     end = time.monotonic() + LISTING_SECONDS
     while (left := end - time.monotonic()) > 0:
         for message, _ in channel.receive(min(left, LOOK_SECONDS)):

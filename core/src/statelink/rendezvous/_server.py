@@ -10,7 +10,7 @@ from typing import Any
 
 from statelink import wire
 from statelink._logs import logger
-from statelink.errors import ConfigError, PeerError, StatelinkError, WireError
+from statelink.errors import ConfigError, StatelinkError, WireError
 
 from ._registry import Registry
 
@@ -133,7 +133,7 @@ class RendezvousServer:
             now = time.monotonic()
             with self._lock:
                 addresses, present, ranks = self._registry.resolve(message.instance, now)
-            self._answer(
+            self._channel.send(
                 wire.Resolved(
                     sender=self._name,
                     to=message.sender,
@@ -147,7 +147,7 @@ class RendezvousServer:
         elif isinstance(message, wire.Browse):
             with self._lock:
                 listed = self._registry.browse(message.instance, message.rank, time.monotonic())
-            self._answer(wire.Browsed(sender=self._name, to=message.sender, listed=listed))
+            self._channel.send(wire.Browsed(sender=self._name, to=message.sender, listed=listed))
         elif isinstance(message, wire.Bye):
             with self._lock:
                 self._registry.leave(message.sender)
@@ -161,10 +161,6 @@ class RendezvousServer:
                 self._registry.register(message, self._channel.key_of(message.sender), time.monotonic())
         except StatelinkError as error:
             log.debug("%s", error)
-            self._answer(wire.Refuse(sender=self._name, to=message.sender, reason=error.reason))
+            self._channel.send(wire.Refuse(sender=self._name, to=message.sender, reason=error.reason))
         else:
-            self._answer(wire.Registered(sender=self._name, to=message.sender, lifetime=self._lifetime))
-
-    def _answer(self, message: wire.Message) -> None:
-        with contextlib.suppress(PeerError):  # it hung up, and asks again if it still needs the answer
-            self._channel.send(message, None)
+            self._channel.send(wire.Registered(sender=self._name, to=message.sender, lifetime=self._lifetime))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ._channel import Channel
 from ._codec import (
+    INDEX,
     MAX_EFFORT,
     MAX_FRAME,
     MAX_HANDSHAKE,
@@ -11,7 +12,6 @@ from ._codec import (
     decode,
     encode,
     limit_of,
-    pack_items,
     read_handshake,
     unpack_items,
     write_handshake,
@@ -80,6 +80,7 @@ from ._security import (
 
 __all__ = [
     "ENVIRONMENT",
+    "INDEX",
     "KINDS",
     "MAX_EFFORT",
     "MAX_FRAME",
@@ -146,7 +147,6 @@ __all__ = [
     "link_name",
     "no_descriptors",
     "only_this_host",
-    "pack_items",
     "parse_endpoint",
     "parse_listen",
     "read_handshake",

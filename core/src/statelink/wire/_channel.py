@@ -14,7 +14,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from statelink._logs import logger
 from statelink.backend import Tally, close_in_children
-from statelink.errors import ConfigError, PeerError, WireError
+from statelink.errors import ConfigError, WireError
 
 from ._codec import MAX_FRAME, SMALL_MESSAGE_BYTES, decode, encode, limit_of
 from ._dialling import Dialling, Trouble
@@ -298,23 +298,28 @@ class Channel:
             self._watch.remove(socket)
             socket.close(linger=0)
 
-    def send(self, message: Message, address: str | None) -> None:
-        """Queue a message, over the connection dialled to ``address``, or back to ``message.to`` when ``None``.
+    def send(self, message: Message, address: str | None = None) -> bool:
+        """Queue a message. Returns whether that was possible; if not, it is logged why.
 
-        Raises:
-            PeerError: There is no such connection, or it takes no more messages.
-            WireError: The message is too large.
+        It is not, where there is no such connection, where that takes no more messages, or if the message is too large.
+
+        Args:
+            message: The message.
+            address: Where this link dialled the receiver; ``None`` if the receiver dialled this link.
         """
-        frames = encode(message)
         try:
+            frames = encode(message)
             socket = self._router if address is None else self._dialled[address]
             route = [self._routes[message.to]] if address is None else []
             for each in (frames,) if len(frames[1]) <= PART else cut(frames):
                 self._frames.send(socket, route + each)
         except (zmq.ZMQError, KeyError) as error:
-            raise PeerError(
-                "a message could not be sent", cause=str(error), peer=message.to, code="peer.send"
-            ) from error
+            log.debug("a message could not be sent to %s: %s", message.to, error)
+            return False
+        except WireError as error:
+            log.error("%s", error.reason.coded)
+            return False
+        return True
 
     def receive(self, timeout: float | None) -> Iterable[tuple[Message, str | None]]:
         """Wait for messages: each, with the address that was dialled (``None`` if the peer dialled this link).

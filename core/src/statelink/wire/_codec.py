@@ -39,6 +39,7 @@ from ._messages import (
 from ._rendezvous import RENDEZVOUS_KINDS, Browsed, Resolved
 
 __all__ = [
+    "INDEX",
     "MAX_EFFORT",
     "MAX_FRAME",
     "MAX_HANDSHAKE",
@@ -47,7 +48,6 @@ __all__ = [
     "decode",
     "encode",
     "limit_of",
-    "pack_items",
     "read_handshake",
     "unpack_items",
     "write_handshake",
@@ -80,8 +80,9 @@ _LIMITS: dict[type[Message], int] = {
 _encoder = msgspec.msgpack.Encoder()
 _kind_of = {type_: kind for kind, type_ in {**KINDS, **RENDEZVOUS_KINDS}.items()}
 _decoders = {type_: msgspec.msgpack.Decoder(type_) for type_ in _kind_of}
-_indices = np.dtype("<i8")
-_native = _indices == np.dtype(np.int64)
+INDEX = np.dtype("<i8")
+"""What the array of an `ItemList` consists of."""
+_native = np.dtype(np.int64) == INDEX
 """Whether this machine keeps indices as messages have them."""
 
 
@@ -229,11 +230,6 @@ def read_handshake(raw: msgspec.Raw, effort: int = MAX_EFFORT) -> Handshake:
     return theirs
 
 
-def pack_items(ids: npt.NDArray[np.int64], first: int) -> ItemList:
-    """Encode indices as a little-endian array."""
-    return ItemList(first, (ids if ids.dtype == _indices else ids.astype(_indices)).tobytes())
-
-
 def unpack_items(items: ItemList) -> npt.NDArray[np.int64]:
     """The indices in an `ItemList`; read-only.
 
@@ -241,7 +237,7 @@ def unpack_items(items: ItemList) -> npt.NDArray[np.int64]:
         WireError: The array ends inside an element.
     """
     try:
-        ids = np.frombuffer(items.ids, _indices)
+        ids = np.frombuffer(items.ids, INDEX)
     except ValueError:  # the length is no multiple of an element's
         raise WireError("a list of indices is cut inside an element", cause=f"{len(items.ids)} bytes") from None
     return ids if _native else ids.astype(np.int64)

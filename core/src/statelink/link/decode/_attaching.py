@@ -85,7 +85,7 @@ class Attaching:
             digest=part.plan.digest,
             same_host=rank.witness is not None,
         )
-        self._context.send(attach, rank.address)
+        self._context.channel.send(attach, rank.address)
 
     def _connect(self, instance: Instance, rank: PrefillRank) -> None:
         """Connect this side's backend to a rank, and send the rank its part after that.

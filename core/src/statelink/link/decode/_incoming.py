@@ -144,7 +144,11 @@ class IncomingDelivery:
             unmet: Earlier uses of the id that ended, and for which the rank may not have had a room.
         """
         accepted = self._accepted
-        items = {name: wire.pack_items(accepted.items[name].ids, accepted.items[name].first) for name in self.hooks}
+        named = accepted.items
+        items = {
+            name: wire.ItemList(named[name].first, named[name].ids.astype(wire.INDEX, copy=False).tobytes())
+            for name in self.hooks
+        }
         self.in_flight.asked = True
         if not (self._acting or self._elsewhere or not self._expected) and self._context.config.verify == "off":
             self._landing = self._context.landing
@@ -161,7 +165,7 @@ class IncomingDelivery:
             content=accepted.content,
             landing=self._landing is not None,
         )
-        return self._context.send(request, self.rank.address)
+        return self._context.channel.send(request, self.rank.address)
 
     # The writer's messages.
 
@@ -295,11 +299,11 @@ class IncomingDelivery:
 
     def say_received(self) -> None:
         """Send Received: the room has everything from every rank."""
-        self._context.send(wire.Received(**self._header()), self.rank.address)
+        self._context.channel.send(wire.Received(**self._header()), self.rank.address)
 
     def tell_failed(self, reason: Reason) -> None:
         """Send Failed. Also to a rank that got no request, since its engine may have a room open that waits for one."""
-        self._context.send(wire.Failed(**self._header(), reason=reason), self.rank.address)
+        self._context.channel.send(wire.Failed(**self._header(), reason=reason), self.rank.address)
 
     def abort(self, then: Done) -> None:
         """The room failed: call the hooks' ``abort``, and count a writer without a request as drained."""
@@ -331,8 +335,9 @@ class IncomingDelivery:
             if transfer.outcome is None or not self.in_flight.drained:
                 workers.watch(transfer, lambda ok, _: closed(name, Proof.REVOKED) if ok else None)
 
-        prompt = self._context.backend.capabilities.prompt_fences
-        (workers.submit_promptly if prompt else workers.fences.submit_job)(("room", accepted.room), job)
+        key = "room", accepted.room
+        if not (self._context.backend.capabilities.prompt_fences and workers.fence_here(key, job)):
+            workers.fences.submit_job(key, job)
 
     def tell_released(self) -> None:
         """Call the hooks' ``released``, once, if nothing of this writer is in flight on this side."""

@@ -171,7 +171,7 @@ class Instances:
                 self._redial(address)
         hello = wire.Hello(sender=self._context.name, handshake=self._context.announcement)
         for address in instance.unanswered:
-            self._context.send(hello, address)
+            self._context.channel.send(hello, address)
 
     def _redial(self, address: str) -> None:
         """Connect again, to drop the `Hello` messages that wait in a connection: each is large, and one is enough."""
@@ -246,7 +246,7 @@ class Instances:
             self._attaching.detach(each)
         for address, rank in instance.ranks.items():
             if tell and rank.handshake is not None:
-                self._context.send(wire.Refuse(sender=self._context.name, to=rank.name, reason=reason), address)
+                self._context.channel.send(wire.Refuse(sender=self._context.name, to=rank.name, reason=reason), address)
         for room in list(instance.rooms):
             room.instance_refused(reason)
 
@@ -360,7 +360,7 @@ class Instances:
             answer: wire.Message = wire.Welcome(sender=context.name, to=message.sender, handshake=context.announcement)
             if reason is not None:
                 answer = wire.Refuse(sender=context.name, to=message.sender, reason=reason)
-            context.send(answer)
+            context.channel.send(answer)
 
         context.reader.read(
             message.sender, message.handshake, lambda handshake: check_peer(ours, handshake, sends=False), then
@@ -412,7 +412,7 @@ class Instances:
                 self._lose(instance, rank, why)
                 return
             instance.suspect = instance.suspect or silent > liveness / 2
-            self._context.send(wire.Ping(sender=self._context.name, to=rank.name), rank.address)
+            self._context.channel.send(wire.Ping(sender=self._context.name, to=rank.name), rank.address)
 
     def suspend(self) -> None:
         """Say goodbye to all ranks, forget them, and greet nobody."""
@@ -440,7 +440,7 @@ class Instances:
             for address, rank in instance.ranks.items():
                 if rank.handshake is not None:
                     bye = wire.Bye(sender=us, to=rank.name, registration=registration, suspended=suspended)
-                    self._context.send(bye, address)
+                    self._context.channel.send(bye, address)
 
     # What is seen from outside. Any thread.
 

@@ -78,7 +78,7 @@ class Declines:
                 reason=reason,
                 ended_ms_ago=int(1000 * (self._context.now() - ended)),
             )
-            self._context.send(failed, address)
+            self._context.channel.send(failed, address)
 
 
 class Leases:
@@ -113,7 +113,7 @@ class Leases:
         left = int(min(max(0.0, 1000 * (until - self._context.now())), LONGEST_LEASE_MS))
         for address, rank in instance.ranks.items():
             keep = wire.Keep(sender=self._context.name, to=rank.name, room=room, lease_ms=left)
-            self._context.send(keep, address)
+            self._context.channel.send(keep, address)
 
 
 class _Postponed:

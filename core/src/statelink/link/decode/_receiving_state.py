@@ -47,6 +47,8 @@ class ReceivingState(RoomState):
     _accepted: Accepted | None = None
     _requested = False
     """Whether a data thread was asked to prepare the requests. From then on `_deliveries` is complete."""
+    _unprepared: Reason | None = None
+    """Why `_prepare` failed. It writes this, maybe on a data thread, and the control thread reads it after that job."""
     _instance: Instance | None = None
     _flushing = False
     """Whether a data thread makes the writers' bytes visible to the device, or has."""
@@ -141,21 +143,29 @@ class ReceivingState(RoomState):
             self._deliveries[delivery.rank.name] = delivery
             prompt = prompt and delivery.prompt
 
-        workers, who = self.context.workers, {"room": self.room, "backend": self.context.backend.name}
-        if prompt:
-            workers.run_promptly(("room", self.room), self._prepare, self._prepared, **who)
+        workers, key = self.context.workers, ("room", self.room)
+        if prompt and workers.fence_here(key, self._prepare):
+            self._prepared()
         else:
-            workers.run(workers.fences.submit_job, ("room", self.room), self._prepare, self._prepared, **who)
+            workers.fences.submit_job(key, self._prepare_there)
 
     def _prepare(self) -> None:
         """Ask all hooks, and grant the memory. A data thread, or the control thread if every hook is prompt."""
-        for delivery in self._deliveries.values():
-            delivery.prepare()
+        try:
+            for delivery in self._deliveries.values():
+                delivery.prepare()
+        except BaseException as error:
+            self._unprepared = reason_of(error, room=self.room, backend=self.context.backend.name)
 
-    def _prepared(self, _: None, reason: Reason | None) -> None:
+    def _prepare_there(self) -> None:
+        """As `_prepare`, on a data thread."""
+        self._prepare()
+        self.context.post_job(self._prepared)
+
+    def _prepared(self) -> None:
         """`_prepare` has ended; the room may have failed meanwhile. Control thread."""
-        if reason is not None:
-            self.fail(reason)
+        if self._unprepared is not None:
+            self.fail(self._unprepared)
         else:
             self._request()
 

@@ -200,7 +200,7 @@ class DecodeRanks:
         """Handle a message that is not about a room, from a known rank."""
         if isinstance(message, wire.Ping):
             rank.has_pong = True
-            self._context.send(wire.Pong(sender=self._context.name, to=message.sender))
+            self._context.channel.send(wire.Pong(sender=self._context.name, to=message.sender))
         elif isinstance(message, wire.Attach):
             self._attach(message, rank)
         elif isinstance(message, wire.Refuse):
@@ -214,7 +214,7 @@ class DecodeRanks:
 
     def send(self, message: wire.Message) -> None:
         """Queue a message for a rank. If that fails, give the rank up: it would wait forever for the message."""
-        if not self._context.send(message):
+        if not self._context.channel.send(message):
             # Losing a rank changes rooms, and the caller may be working on a room. So the loss is posted.
             self._context.post_job(self._unreachable, message.to)
 
@@ -249,7 +249,7 @@ class DecodeRanks:
             if reason is not None:
                 log.warning("refused a peer: %s", reason.coded)
                 self._note_refusal(message.sender, reason)
-                self._context.send(wire.Refuse(sender=self._context.name, to=message.sender, reason=reason))
+                self._context.channel.send(wire.Refuse(sender=self._context.name, to=message.sender, reason=reason))
 
         self._context.reader.read(message.sender, message.handshake, check, then)
 
@@ -268,8 +268,10 @@ class DecodeRanks:
                 # The rank may have sent its Hello before this side lost it. Then it does not know of the loss, and
                 # would never attach again. If it does know, it waits for the Welcome and ignores this message.
                 del self._given_up[handshake.link]
-                self._context.send(wire.Unknown(sender=self._context.name, to=sender))
-        self._context.send(wire.Welcome(sender=self._context.name, to=sender, handshake=self._context.announcement))
+                self._context.channel.send(wire.Unknown(sender=self._context.name, to=sender))
+        self._context.channel.send(
+            wire.Welcome(sender=self._context.name, to=sender, handshake=self._context.announcement)
+        )
         return None
 
     def _attach(self, message: wire.Attach, rank: DecodeRank) -> None:
@@ -348,7 +350,7 @@ class DecodeRanks:
             else:
                 log.warning("refused %s: %s", rank.name, reason.coded)
                 self._note_refusal(rank.name, reason)
-                self._context.send(wire.Refuse(sender=self._context.name, to=rank.name, reason=reason))
+                self._context.channel.send(wire.Refuse(sender=self._context.name, to=rank.name, reason=reason))
             return
         rank.attach(plan, message.destinations, Line(self._context, rank.name))
         self._confirm(rank, plan)
@@ -358,7 +360,7 @@ class DecodeRanks:
 
     def _confirm(self, rank: DecodeRank, plan: PairPlan) -> None:
         transport = rank.transport()
-        self._context.send(
+        self._context.channel.send(
             wire.Attached(sender=self._context.name, to=rank.name, digest=plan.digest, transport=transport)
         )
 
@@ -372,7 +374,7 @@ class DecodeRanks:
             elif silent > self._context.config.liveness:
                 self._give_up(rank, f"it has been silent for {silent:.1f} s")
             elif rank.needs_pong():  # its Ping may be queued behind large requests, so send a Pong without one
-                self._context.send(wire.Pong(sender=self._context.name, to=rank.name))
+                self._context.channel.send(wire.Pong(sender=self._context.name, to=rank.name))
 
     def _unreachable(self, name: str) -> None:
         rank = self._ranks.get(name)
@@ -415,7 +417,7 @@ class DecodeRanks:
         us, registration = self._context.name, self._context.handshake.registration
         for name in self._ranks:
             drained = name not in in_flight
-            self._context.send(
+            self._context.channel.send(
                 wire.Bye(sender=us, to=name, drained=drained, registration=registration, suspended=suspended)
             )
 

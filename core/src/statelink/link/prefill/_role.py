@@ -132,7 +132,7 @@ class PrefillRole:
         if isinstance(message, wire.Request) and self._requests.declines(message):
             room, generation = message.room, message.generation
         name = self._context.name
-        self._context.send(wire.Unknown(sender=name, to=message.sender, room=room, generation=generation))
+        self._context.channel.send(wire.Unknown(sender=name, to=message.sender, room=room, generation=generation))
 
     def _failed(self, message: wire.Failed, rank: DecodeRank) -> None:
         room, delivery = self._find(message, rank)

@@ -110,7 +110,7 @@ class Siblings:
                 self._context.channel.dial(wire.parse_endpoint(address))
             except ConfigError:
                 continue  # a key that is not allowed; the room then stays as it is
-            self._context.send(inquire, address)
+            self._context.channel.send(inquire, address)
 
     def _unsure(self, room: SendingState) -> list[str]:
         return [] if room.standings is None else room.standings.unsure(room.status, self._addresses)
@@ -185,7 +185,7 @@ class Siblings:
 
     def _say(self, room: int, status: Status, name: str) -> None:
         standing = wire.Standing(sender=self._context.name, to=name, room=room, status=int(status))
-        self._context.send(standing)
+        self._context.channel.send(standing)
 
 
 def _checked(addresses: tuple[str, ...]) -> list[str]:

@@ -10,7 +10,7 @@ from one thread to another may take 5 ms while the engine's thread computes, sin
 sooner. So a job does as much as it can before it posts its result.
 
 Where a job is known never to block, the control thread runs it itself (`KeyedExecutor.run_here`,
-`Workers.run_promptly`), in its place among the jobs of its key.
+`Workers.fence_here`), in its place among the jobs of its key.
 """
 
 from __future__ import annotations

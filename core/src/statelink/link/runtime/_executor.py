@@ -174,6 +174,19 @@ class KeyedExecutor:
                 self._call()  # a thread of the pool takes what waited for this job, or what comes later
         return True
 
+    def run_beside(self, key: Hashable, job: Job) -> bool:
+        """As `run_here`, whatever other jobs of this executor run: the job does not count among them."""
+        with self._order.lock:
+            if self._closed or not self._order.enter_alone(key):
+                return False
+        self._run(job)
+        with self._order.lock:
+            following = self._order.leave(key)
+            if following is not None:
+                executor, waiting = following
+                executor.start(key, waiting)
+        return True
+
     def submit_promptly(self, key: Hashable, job: Job, *, alone: bool = False) -> None:
         """As `submit_job`, for a short job that never blocks: it runs here, unless something stands before it.
 

@@ -52,6 +52,8 @@ class Workers:
             the backend takes only one call at a time.
         fences: Grants, revokes and polls. These calls must not wait for a copy, so this has a thread of its own, with
             the same exception.
+        fence_here: Runs a short job of ``fences`` that never blocks on this thread, in its place among the jobs of its
+            key. Returns whether it ran. Control thread.
         checks: Computes digests of what arrived.
         readers: Reads large handshakes of peers.
     """
@@ -61,13 +63,13 @@ class Workers:
         self._backend = backend
         self._order = order = KeyOrder()
         limits = backend.capabilities
-        self._serial = serial = not limits.thread_safe
+        serial = not limits.thread_safe
         self.moves = make("statelink-move", 1 if serial else threads, limits.most_stalled or 0, order)
         self.setups = self.moves if serial else make("statelink-setup", 2, SPARE_SETUPS, order)
         self.fences = self.moves if serial else make("statelink-fence", 1, 0, order)
+        self.fence_here = self.fences.run_here if serial else self.fences.run_beside
         self.checks = make("statelink-verify", threads, 0, order)
         self.readers = make("statelink-read", 1, 0, order)
-        self._closed = False
 
     def run(
         self,
@@ -80,7 +82,7 @@ class Workers:
         """Run ``job`` on an executor, and ``then`` on the control thread after it. Any thread.
 
         Args:
-            submit: `KeyedExecutor.submit_job` of one of this object's, or `KeyedExecutor.submit_promptly`.
+            submit: `KeyedExecutor.submit_job` of one of this object's.
             key: The job runs after every earlier job of the same key.
             job: May block.
             then: Called with the job's result and ``None``, or with ``None`` and the reason if the job raised.
@@ -97,61 +99,6 @@ class Workers:
                 self._loop.post_job(then, result, None)
 
         submit(key, work)
-
-    def run_promptly(
-        self,
-        key: Hashable,
-        job: Callable[[], Result],
-        then: Callable[[Result | None, Reason | None], None],
-        **who: object,
-    ) -> None:
-        """As `run`, on `fences`, for a short job that never blocks. Control thread.
-
-        Both ``job`` and ``then`` run in this call, unless something stands before the job.
-        """
-        outcome: tuple[Result | None, Reason | None] = None, None
-
-        def work() -> None:
-            nonlocal outcome
-            try:
-                outcome = job(), None
-            except BaseException as error:
-                outcome = None, reason_of(error, **who)
-
-        if self._run_here(key, work):
-            then(*outcome)
-        else:
-            self.run(self.fences.submit_job, key, job, then, **who)
-
-    def submit_promptly(self, key: Hashable, job: Callable[[], None]) -> None:
-        """Run a short job of `fences` that never blocks: in this call, unless something stands before it.
-
-        Control thread.
-        """
-        if not self._run_here(key, job):
-            self.fences.submit_job(key, job)
-
-    def _run_here(self, key: Hashable, job: Callable[[], None]) -> bool:
-        """Run a short job of `fences` on this thread, in its place among the jobs of its key. Returns whether it ran.
-
-        Where the backend takes several calls at once, the job does not count among those of the executor.
-        """
-        if self._serial:
-            return self.fences.run_here(key, job)
-        order = self._order
-        with order.lock:
-            if self._closed or not order.enter_alone(key):
-                return False
-        try:
-            job()
-        except BaseException:
-            log.exception("a job of the control thread failed")
-        with order.lock:
-            following = order.leave(key)
-            if following is not None:
-                executor, waiting = following
-                executor.start(key, waiting)
-        return True
 
     def poll(
         self,
@@ -273,7 +220,6 @@ class Workers:
             last: Runs on a thread of its own, since it may block; on the control thread if no thread can be started. A
                 job that is held inside a library may still run beside it.
         """
-        self._closed = True
         distinct = {id(each): each for each in (self.moves, self.setups, self.fences, self.checks, self.readers)}
         ended = all([executor.close(timeout) for executor in distinct.values()])
 

@@ -54,12 +54,12 @@ def history(seed: int, monkeypatch: pytest.MonkeyPatch) -> list[Said]:
     sent: list[Said] = []
     send, of, numbers = SimChannel.send, OutgoingDelivery.of, itertools.count()
 
-    def noting(channel: SimChannel, message: Message, address: str | None) -> None:
+    def noting(channel: SimChannel, message: Message, address: str | None = None) -> bool:
         reason = getattr(message, "reason", None)
         why = None if reason is None else (reason.code, reason.what, reason.cause, reason.diagnostics)
         kind, room = type(message).__name__, getattr(message, "room", 0)
         sent.append((kind, message.sender[:9], message.to[:9], room, str(why)))
-        send(channel, message, address)
+        return send(channel, message, address)
 
     def refusing(*given: Any) -> OutgoingDelivery:
         if next(numbers) % REFUSED == REFUSED - 1:

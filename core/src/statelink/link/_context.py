@@ -73,6 +73,7 @@ class Context:
         reader: Reads the handshakes of peers. Control thread.
         now: Seconds on a clock that never goes back. Any thread.
         post_job: `Loop.post_job`.
+        after: `Loop.after`. Control thread.
         forked: Whether this process was forked from the one that opened the link, so that it has none of the link's
             threads. Any thread.
     """
@@ -114,7 +115,7 @@ class Context:
         self.fencing = _fencing(backend)
         self.landing = _landing(backend)
         self.loop = loop or Loop(begin)
-        self.now, self.post_job = self.loop.now, self.loop.post_job
+        self.now, self.post_job, self.after = self.loop.now, self.loop.post_job, self.loop.after
         self.events = ReadyEvents(self.loop)
         self._give_loop(backend)
         make = make_executor or partial(KeyedExecutor, begin=begin)
@@ -158,10 +159,6 @@ class Context:
                 code="closed.forked",
                 link=self.name,
             )
-
-    def after(self, seconds: float, job: Callable[[], None]) -> None:
-        """Run ``job`` on the control thread when ``seconds`` have passed. Control thread only."""
-        self.loop.after(seconds, job)
 
     def tell(self, hook: str, **what: object) -> None:
         """Call a hook of observers. An error of theirs is logged. Any thread."""

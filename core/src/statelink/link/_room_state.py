@@ -272,7 +272,7 @@ class RoomState:
         by, why = self._wanted
         waits = self.held()[1]
         log.warning("room %d: memory is taken back without proof, by %s: %s; %s", self.room, by, why, waits)
-        self._table.taken_back(self, by)
+        self._table.totals.taken_back(self, by)
         self._table.changed(self)
         self._table.forget(self)
 

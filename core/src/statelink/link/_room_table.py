@@ -115,7 +115,7 @@ class RoomTable:
     def __init__(self, context: Context) -> None:
         self._context = context
         self.watch = Deadlines(context.loop).add
-        self._totals = Totals()
+        self.totals = Totals()
         self._lock = threading.RLock()  # a signal handler or a `__del__` may call the link meanwhile
         """Guards the ids."""
         self._rooms: dict[str, dict[int, tuple[RoomState, Room]]] = {"prefill": {}, "decode": {}}
@@ -224,7 +224,7 @@ class RoomTable:
 
     def ended(self, state: RoomState) -> None:
         """Count a room that has ended, and tell the observers."""
-        self._totals.add(state)
+        self.totals.add(state)
         if not self._end_hook.get_hookimpls():
             return
         try:
@@ -247,14 +247,6 @@ class RoomTable:
                 self._unproven[state] = None
             elif self._unproven:
                 self._unproven.pop(state, None)
-
-    def taken_back(self, state: RoomState, by: str) -> None:
-        """Count a room whose memory was taken back without proof."""
-        self._totals.taken_back(state, by)
-
-    def totals(self) -> dict[str, Any]:
-        """See `Totals.snapshot`. Any thread."""
-        return self._totals.snapshot()
 
     def load(self) -> dict[str, int]:
         """Numbers of changed rooms, and of rooms whose memory was taken back. Any thread."""

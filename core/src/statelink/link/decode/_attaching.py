@@ -50,7 +50,7 @@ class Attaching:
                 self._refuse(instance, reason)
 
         context.workers.run(
-            context.workers.setups.submit_job,
+            context.workers.setups,
             ("plan", instance.key),
             lambda: plan_instance(context.handshake, siblings, ranks),
             then,
@@ -117,7 +117,7 @@ class Attaching:
             self._maybe_ready(instance)
 
         who = {"backend": context.backend.name, "peer": handshake.link}
-        context.workers.run(context.workers.setups.submit_job, ("peer", handshake.link), job, then, **who)
+        context.workers.run(context.workers.setups, ("peer", handshake.link), job, then, **who)
 
     def attached(self, instance: Instance, rank: PrefillRank, message: wire.Attached) -> None:
         """A rank confirms its part."""

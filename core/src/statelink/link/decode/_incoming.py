@@ -285,7 +285,7 @@ class IncomingDelivery:
             then(self._not_as_sent(found) if found else defect)
 
         who = {"room": accepted.room, "peer": self.rank.name}
-        workers.run(workers.checks.submit_job, ("room", accepted.room, self.rank.name), job, done, **who)
+        workers.run(workers.checks, ("room", accepted.room, self.rank.name), job, done, **who)
 
     def _not_as_sent(self, found: Mapping[str, str]) -> Reason:
         return self._reason(

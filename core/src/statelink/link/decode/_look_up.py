@@ -114,7 +114,7 @@ class LookUp:
                 return found, known
             return found, find_siblings(rendezvous, context.inventory.instance, context.channel.endpoint)
 
-        context.workers.run(context.workers.setups.submit_job, ("resolve", instance.key), job, then)
+        context.workers.run(context.workers.setups, ("resolve", instance.key), job, then)
 
     def _take(self, siblings: list[str]) -> list[str]:
         """The siblings that count: those that were found, unless others were set during the look-up."""

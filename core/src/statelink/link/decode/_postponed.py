@@ -26,96 +26,6 @@ MOST_CALLS = 4096
 LONGEST_LEASE_MS = 1 << 40
 
 
-class Declines:
-    """Sends Failed to every rank of an instance: to those that answer at once, and to all when it is ready.
-
-    The rooms of these ranks may be open, and wait for a request. Belongs to the control thread.
-
-    Args:
-        context: The link's parts.
-        unmet: Keeps uses of ids that ended, and for which prefill may not have had a room.
-    """
-
-    def __init__(self, context: Context, unmet: UnmetUses) -> None:
-        self._context = context
-        self._unmet = unmet
-        self._postponed = _Postponed()
-
-    def add(self, room: int, generation: int, instance: Instance, reason: Reason, until: float) -> None:
-        """Tell an instance that a use of an id has ended here. Decode never asked that instance for it.
-
-        Args:
-            room: The room id.
-            generation: The number that this side drew for the use.
-            instance: The instance.
-            reason: Why it has ended.
-            until: When to give it up, on the link's clock, if the instance is not ready before.
-        """
-        ended = self._context.now()
-
-        def tell(instance: Instance) -> None:
-            self._tell(room, generation, instance, reason, ended)
-
-        tell(instance)
-        if instance.state is not InstanceState.READY and until > self._context.now():
-            self._postponed.add(generation, instance, until, tell)
-
-    def beat(self, now: float) -> None:
-        """Give up those whose time is over."""
-        self._postponed.beat(now)
-
-    def _tell(self, room: int, generation: int, instance: Instance, reason: Reason, ended: float) -> None:
-        known = {address: rank for address, rank in instance.ranks.items() if rank.handshake is not None}
-        complete = instance.state is InstanceState.READY
-        names = [each.name for each in known.values()] if complete else None
-        self._unmet.ended(room, generation, names)
-        for address, rank in known.items():
-            failed = wire.Failed(
-                sender=self._context.name,
-                to=rank.name,
-                room=room,
-                generation=generation,
-                reason=reason,
-                ended_ms_ago=int(1000 * (self._context.now() - ended)),
-            )
-            self._context.channel.send(failed, address)
-
-
-class Leases:
-    """Sends Keep to every rank of an instance when it is ready. Belongs to the control thread.
-
-    Args:
-        context: The link's parts.
-    """
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._postponed = _Postponed()
-
-    def add(self, room: int, instance: Instance, until: float) -> None:
-        """Ask an instance to keep the state of a request that this side will ask for later.
-
-        Args:
-            room: The room id.
-            instance: The instance.
-            until: For how long, on the link's clock.
-        """
-        if instance.state is InstanceState.READY:
-            self._tell(room, instance, until)
-        else:
-            self._postponed.add(room, instance, until, lambda instance: self._tell(room, instance, until))
-
-    def beat(self, now: float) -> None:
-        """Give up those whose time is over."""
-        self._postponed.beat(now)
-
-    def _tell(self, room: int, instance: Instance, until: float) -> None:
-        left = int(min(max(0.0, 1000 * (until - self._context.now())), LONGEST_LEASE_MS))
-        for address, rank in instance.ranks.items():
-            keep = wire.Keep(sender=self._context.name, to=rank.name, room=room, lease_ms=left)
-            self._context.channel.send(keep, address)
-
-
 class _Postponed:
     """Calls functions with an instance once it is ready, unless it is refused or their time is over.
 
@@ -125,7 +35,7 @@ class _Postponed:
     def __init__(self) -> None:
         self._calls: OrderedDict[Hashable, _Call] = OrderedDict()
 
-    def add(self, key: Hashable, instance: Instance, until: float, function: Callable[[Instance], None]) -> None:
+    def _postpone(self, key: Hashable, instance: Instance, until: float, function: Callable[[Instance], None]) -> None:
         """Call a function when an instance is ready.
 
         Args:
@@ -148,6 +58,88 @@ class _Postponed:
         call = self._calls.get(key)
         if call is not None:
             call.drop()
+
+
+class Declines(_Postponed):
+    """Sends Failed to every rank of an instance: to those that answer at once, and to all when it is ready.
+
+    The rooms of these ranks may be open, and wait for a request. Belongs to the control thread.
+
+    Args:
+        context: The link's parts.
+        unmet: Keeps uses of ids that ended, and for which prefill may not have had a room.
+    """
+
+    def __init__(self, context: Context, unmet: UnmetUses) -> None:
+        super().__init__()
+        self._context = context
+        self._unmet = unmet
+
+    def add(self, room: int, generation: int, instance: Instance, reason: Reason, until: float) -> None:
+        """Tell an instance that a use of an id has ended here. Decode never asked that instance for it.
+
+        Args:
+            room: The room id.
+            generation: The number that this side drew for the use.
+            instance: The instance.
+            reason: Why it has ended.
+            until: When to give it up, on the link's clock, if the instance is not ready before.
+        """
+        ended = self._context.now()
+
+        def tell(instance: Instance) -> None:
+            self._tell(room, generation, instance, reason, ended)
+
+        tell(instance)
+        if instance.state is not InstanceState.READY and until > self._context.now():
+            self._postpone(generation, instance, until, tell)
+
+    def _tell(self, room: int, generation: int, instance: Instance, reason: Reason, ended: float) -> None:
+        known = {address: rank for address, rank in instance.ranks.items() if rank.handshake is not None}
+        complete = instance.state is InstanceState.READY
+        names = [each.name for each in known.values()] if complete else None
+        self._unmet.ended(room, generation, names)
+        for address, rank in known.items():
+            failed = wire.Failed(
+                sender=self._context.name,
+                to=rank.name,
+                room=room,
+                generation=generation,
+                reason=reason,
+                ended_ms_ago=int(1000 * (self._context.now() - ended)),
+            )
+            self._context.channel.send(failed, address)
+
+
+class Leases(_Postponed):
+    """Sends Keep to every rank of an instance when it is ready. Belongs to the control thread.
+
+    Args:
+        context: The link's parts.
+    """
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._context = context
+
+    def add(self, room: int, instance: Instance, until: float) -> None:
+        """Ask an instance to keep the state of a request that this side will ask for later.
+
+        Args:
+            room: The room id.
+            instance: The instance.
+            until: For how long, on the link's clock.
+        """
+        if instance.state is InstanceState.READY:
+            self._tell(room, instance, until)
+        else:
+            self._postpone(room, instance, until, lambda instance: self._tell(room, instance, until))
+
+    def _tell(self, room: int, instance: Instance, until: float) -> None:
+        left = int(min(max(0.0, 1000 * (until - self._context.now())), LONGEST_LEASE_MS))
+        for address, rank in instance.ranks.items():
+            keep = wire.Keep(sender=self._context.name, to=rank.name, room=room, lease_ms=left)
+            self._context.channel.send(keep, address)
 
 
 class _Call:

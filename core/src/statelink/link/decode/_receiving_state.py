@@ -301,7 +301,7 @@ class ReceivingState(RoomState):
         elif not self._flushing:
             self._flushing = True
             workers, who = self.context.workers, {"room": self.room, "backend": self.context.backend.name}
-            workers.run(workers.checks.submit_job, ("flush", self.room), flush, self._flushed, **who)
+            workers.run(workers.checks, ("flush", self.room), flush, self._flushed, **who)
 
     def _flushed(self, _: None, reason: Reason | None) -> None:
         """The flush has ended. Control thread."""

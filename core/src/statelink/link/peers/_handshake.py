@@ -201,7 +201,7 @@ class HandshakeReader:
             made, reason = read if read is not None else (None, defect)
             then(made, reason)
 
-        self._workers.run(self._workers.readers.submit_job, "read", lambda: _read(raw, check, MAX_EFFORT), done)
+        self._workers.run(self._workers.readers, "read", lambda: _read(raw, check, MAX_EFFORT), done)
 
 
 def _read(raw: msgspec.Raw, check: Callable[[Handshake], Made], effort: int) -> tuple[Made | None, Reason | None]:

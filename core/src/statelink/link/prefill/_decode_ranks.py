@@ -298,7 +298,7 @@ class DecodeRanks:
             # The backend is called with the peer's key, in order with all its other calls about this peer. Compiling
             # has another key, so that it does not wait for these calls.
             workers.run(
-                workers.setups.submit_job,
+                workers.setups,
                 ("peer", rank.name),
                 connect,
                 lambda _, reason: connected(plan, reason),
@@ -318,7 +318,7 @@ class DecodeRanks:
             if reason is not None:
                 self._attached(rank, message, None, reason)
 
-        workers.run(workers.setups.submit_job, ("plan", rank.name), compile_part, compiled, **who)
+        workers.run(workers.setups, ("plan", rank.name), compile_part, compiled, **who)
 
     def _compile(self, message: wire.Attach, rank: DecodeRank) -> PairPlan:
         ours = self._context.inventory

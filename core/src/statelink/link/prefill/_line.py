@@ -75,6 +75,9 @@ class Line:
     Args:
         context: The link's parts.
         peer: Link name of the decode rank.
+
+    Attributes:
+        pace: How large a batch is, and how much may be under way. The jobs use it.
     """
 
     def __init__(self, context: Context, peer: str) -> None:
@@ -85,7 +88,7 @@ class Line:
         self._peer = peer
         self._key = "peer", peer
         """The key of its jobs."""
-        self._pace = Pace(min(limits.max_bytes, context.config.slice_bytes), limits.max_transfers)
+        self.pace = Pace(min(limits.max_bytes, context.config.slice_bytes), limits.max_transfers)
         self._never_blocks = limits.submit_mode is SubmitMode.ASYNC and limits.ends_unpolled
         self._unpolled = limits.ends_unpolled
         self._joins = limits.joins_rooms
@@ -120,10 +123,6 @@ class Line:
         self._nap = FIRST_NAP
 
     # Any thread.
-
-    def piece(self, left: int) -> int:
-        """How many of the bytes that are left of a push the next batch may have. The job."""
-        return self._pace.piece(left)
 
     def wake(self, pushes: Pushes) -> None:
         """The strategy of pushes has more. Any thread."""
@@ -252,7 +251,7 @@ class Line:
         if pushes.waiting and not pushes.queued and not pushes.cancelled.raised:
             pushes.queued = True
             following = pushes.waiting[0]
-            small = following.nbytes <= self._pace.batch_bytes and following.blocks <= self._most_blocks
+            small = following.nbytes <= self.pace.batch_bytes and following.blocks <= self._most_blocks
             (self._small if small else self._turns).append(pushes)
 
     def _remove(self, pushes: Pushes) -> None:
@@ -309,9 +308,9 @@ class Line:
         now = self._progress = self._now()
         self._nap = FIRST_NAP
         waited = bool(self._turns)
-        self._pace.ended([(flight.nbytes, flight.since, flight.began) for flight in landed], now, waited=waited)
+        self.pace.ended([(flight.nbytes, flight.since, flight.began) for flight in landed], now, waited=waited)
         if waited and not self._flights:
-            self._pace.ran_dry()
+            self.pace.ran_dry()
         for flight in landed:
             failed = not getattr(flight.transfer.outcome, "ok", False)
             for pushes in flight.lists:
@@ -327,18 +326,18 @@ class Line:
                 pushes.flights -= 1
                 if not flight.lists:
                     del self._flights[flight]
-                    self._pace.forgotten(flight.nbytes)
+                    self.pace.forgotten(flight.nbytes)
 
     # What goes.
 
     def _submit_next(self) -> bool:
         """Submit the batch whose turn it is. Returns whether there was one that may go."""
-        small = bool(self._small) and (not self._turns or self._ahead < self._pace.batch_bytes)
-        if small and self._pace.admits_small():
+        small = bool(self._small) and (not self._turns or self._ahead < self.pace.batch_bytes)
+        if small and self.pace.admits_small():
             self._submit_all(self._take())
             return True
-        if self._turns and self._pace.admits():
-            self._ahead = max(0, self._ahead - self._pace.batch_bytes)
+        if self._turns and self.pace.admits():
+            self._ahead = max(0, self._ahead - self.pace.batch_bytes)
             self._submit_all([self._turns.popleft()])
             return True
         return False
@@ -402,9 +401,9 @@ class Line:
             else:
                 flights.append(Flight(answer, [pushes], nbytes, since))
         if moved:
-            self._pace.ended_at_once(moved, since, now)
+            self.pace.ended_at_once(moved, since, now)
         for flight in flights:
-            flight.began = self._pace.began(flight.nbytes)
+            flight.began = self.pace.began(flight.nbytes)
             self._flights[flight] = None
             for pushes in flight.lists:
                 pushes.flights += 1

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ._decode_ranks import DecodeRank
     from ._line import Line
-    from ._push import Push, PushResult
+    from ._push import Push, PushResult, Then
 
 __all__ = ["OutgoingDelivery"]
 
@@ -137,11 +137,11 @@ class OutgoingDelivery:
         """
         self._pusher.open_hooks()
 
-    def start_push(self, push: Push, then: Callable[[OutgoingDelivery, PushResult], None]) -> None:
+    def start_push(self, push: Push, then: Then) -> None:
         """Move a push after those before it. ``then`` is called on the control thread with each `PushResult`."""
         self.in_flight.jobs += 1
         blocks, nbytes = self._most(push)
-        self._line.add_push(self._pusher, push, partial(then, self), blocks, nbytes)
+        self._line.add_push(self._pusher, push, then, blocks, nbytes)
 
     def _most(self, push: Push) -> tuple[int, int]:
         """Most blocks and bytes that a push becomes."""
@@ -173,7 +173,7 @@ class OutgoingDelivery:
                 failed(reason)
 
         who = {"room": self.request.room, "component": component, "peer": self.rank.name}
-        workers.run(workers.fences.submit_job, ("hook", self.request.room), call, done, **who)
+        workers.run(workers.fences, ("hook", self.request.room), call, done, **who)
 
     def cancel(self) -> None:
         """The room failed: stop what is under way, and call the hooks' ``abort``."""

@@ -76,6 +76,7 @@ class PushResult(NamedTuple):
 
     Attributes:
         push: The push.
+        peer: Link name of the destination.
         moving: The result of `move`: bytes, blocks, and why it failed.
         granules: Per component, ``[first, last)`` of the granules that the push has.
         moved: Per component, the bytes and blocks that the backend was given.
@@ -84,6 +85,7 @@ class PushResult(NamedTuple):
     """
 
     push: Push
+    peer: str
     moving: Moving
     granules: dict[str, tuple[int, int]]
     moved: dict[str, Moved]

@@ -132,9 +132,9 @@ class Pusher(Pushes):
 
         Yields as `move` does. Never raises: a failure is in the result.
         """
-        if self.cancelled.raised:  # its hooks may have been told
-            return PushResult(push, Moving(0, 0, None), {}, {}, {})
         context, request, peer = self._context, self._request, self._rank.name
+        if self.cancelled.raised:  # its hooks may have been told
+            return PushResult(push, peer, Moving(0, 0, None), {}, {}, {})
         parts: Iterable[Blocks | None]
         granules: dict[str, tuple[int, int]] = {}
         moved: dict[str, Moved]
@@ -154,10 +154,10 @@ class Pusher(Pushes):
                 self._digest(moves)
                 parts = payload.blocks(moves)
         except BaseException as error:
-            return PushResult(push, Moving(0, 0, reason_of(error, room=request.room)), granules, {}, {})
+            return PushResult(push, peer, Moving(0, 0, reason_of(error, room=request.room)), granules, {}, {})
         if push.last and request.landing and self._plain:
             parts = self._announced(
-                parts, then, PushResult(push, Moving(0, 0, None), granules, moved, {}, landing=True)
+                parts, then, PushResult(push, peer, Moving(0, 0, None), granules, moved, {}, landing=True)
             )
         moving = yield from move(
             context.backend,
@@ -166,7 +166,7 @@ class Pusher(Pushes):
             room=request.room,
             generation=request.generation,
             tables=(context.regions, self._rank.regions),
-            piece=self._line.piece,
+            piece=self._line.pace.piece,
             cancelled=self.cancelled,
         )
         if moving.reason is None and push.last and not moving.pending:
@@ -175,7 +175,7 @@ class Pusher(Pushes):
         if whole is not None and moving.nbytes < whole.blocks.total:
             moved = {}
         digests = {name: packed(digest) for name, digest in self._digests.items()} if self._digests else {}
-        return PushResult(push, moving, granules, moved, digests)
+        return PushResult(push, peer, moving, granules, moved, digests)
 
     def _announced(self, parts: Iterable[Blocks | None], then: Then, landing: PushResult) -> Iterator[Blocks | None]:
         """The parts of the last push. When `move` asks for one more, the backend has all of them."""

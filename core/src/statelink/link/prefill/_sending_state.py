@@ -231,8 +231,9 @@ class SendingState(RoomState):
             for delivery in self._deliveries.values():
                 delivery.start_push(push, self._push_moved)
 
-    def _push_moved(self, delivery: OutgoingDelivery, pushed: PushResult) -> None:
+    def _push_moved(self, pushed: PushResult) -> None:
         """A push is visible at a destination, or failed; or a last one is landing there. Control thread."""
+        delivery = self._deliveries[pushed.peer]
         if pushed.landing:
             # Decode learns from this message which transport carries the bytes.
             if self.status is Status.TRANSFERRING and not delivery.rank.finds_out():

@@ -130,7 +130,7 @@ class Siblings:
                     self._inquire(room)
 
         find = partial(find_siblings, context.rendezvous, context.inventory.instance, context.channel.endpoint)
-        context.workers.run(context.workers.setups.submit_job, ("resolve", "own instance"), find, then)
+        context.workers.run(context.workers.setups, ("resolve", "own instance"), find, then)
 
     def answered(self, message: wire.Standing, address: str) -> None:
         """Another rank says how a room stands there."""

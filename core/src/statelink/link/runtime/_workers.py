@@ -29,7 +29,6 @@ POLL, POLL_BROKEN = 0.001, 1.0
 """Seconds between two polls of a transfer that is watched; the second number is for after a ``poll`` that raised."""
 
 Result = TypeVar("Result")
-Submit = Callable[[Hashable, Job], object]
 MakeExecutor = Callable[[str, int, int, KeyOrder], KeyedExecutor]
 """Makes an executor; see `KeyedExecutor` for what it is given."""
 
@@ -73,7 +72,7 @@ class Workers:
 
     def run(
         self,
-        submit: Submit,
+        executor: KeyedExecutor,
         key: Hashable,
         job: Callable[[], Result],
         then: Callable[[Result | None, Reason | None], None],
@@ -82,7 +81,7 @@ class Workers:
         """Run ``job`` on an executor, and ``then`` on the control thread after it. Any thread.
 
         Args:
-            submit: `KeyedExecutor.submit_job` of one of this object's.
+            executor: One of this object's.
             key: The job runs after every earlier job of the same key.
             job: May block.
             then: Called with the job's result and ``None``, or with ``None`` and the reason if the job raised.
@@ -98,7 +97,7 @@ class Workers:
             else:
                 self._loop.post_job(then, result, None)
 
-        submit(key, work)
+        executor.submit_job(key, work)
 
     def poll(
         self,

@@ -16,8 +16,8 @@ from tests.link.test_topology import TCP, sharded, shards
 import statelink
 from statelink import Status, state
 from statelink.errors import ConfigError
-from statelink.link import Context
 from statelink.rendezvous import RendezvousServer
+from statelink.wire import Channel
 
 if TYPE_CHECKING:
     from tests.link.conftest import TwoEngines
@@ -75,13 +75,13 @@ def test_a_room_is_as_far_as_its_last_rank(stages: Stages) -> None:
 def said(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How many messages of each type the links have sent."""
     counts: Counter[str] = Counter()
-    sent = Context.send
+    sent = Channel.send
 
-    def send(self: Context, message: Any, address: str | None = None) -> bool:
+    def send(self: Channel, message: Any, address: str | None = None) -> bool:
         counts[type(message).__name__] += 1
         return sent(self, message, address)
 
-    monkeypatch.setattr(Context, "send", send)
+    monkeypatch.setattr(Channel, "send", send)
     return counts
 
 
@@ -105,16 +105,16 @@ def test_a_failure_on_one_rank_is_seen_on_the_other(stages: Stages, said: Counte
 
 def test_an_answer_that_was_lost_comes_again(stages: Stages, monkeypatch: pytest.MonkeyPatch) -> None:
     lost: Counter[str] = Counter()
-    sent = Context.send
+    sent = Channel.send
 
-    def send(self: Context, message: Any, address: str | None = None) -> bool:
+    def send(self: Channel, message: Any, address: str | None = None) -> bool:
         name = type(message).__name__
         if name in ("Inquire", "Standing") and lost[name] < 2:
             lost[name] += 1
             return True
         return sent(self, message, address)
 
-    monkeypatch.setattr(Context, "send", send)
+    monkeypatch.setattr(Channel, "send", send)
     first, second = (link.send(7, 4) for link in stages.prefill)
     receiving = stages.receive(7)
     for sending in (first, second):

@@ -15,23 +15,23 @@ from typing import Any
 INTRO = """\
 # What the tests with {engine} found
 
-`make engine-{target}` wrote this file, from the report of one whole run. Each row is one test; the words after its name
-are its parameters. A test that starts servers counts the seconds that they take to start.
+`make engine-{target}` wrote this file, from the report of one whole run. Tests that did not pass at once are named at
+the end; the words after a name are its parameters. The seconds include those that servers take to start.
 """
 
 
 def render(report: dict[str, Any]) -> str:
     """The file."""
     tests = report["tests"]
-    counts = {outcome: sum(test["outcome"] == outcome for test in tests) for outcome in ("passed", "failed", "skipped")}
     versions = ", ".join(f"{name} {found}" for name, found in report["versions"].items() if found != "none")
     lines = [
         INTRO.format(engine=report["engine"], target=report["engine"].lower()),
-        f"{', '.join(f'{count} {outcome}' for outcome, count in counts.items() if count)}, in "
-        f"{report['seconds'] / 60:.0f} minutes on {report['cores']} cores, with Python {report['python']}, {versions}.",
+        f"{_counts(tests)}, in {report['seconds'] / 60:.0f} minutes on {report['cores']} cores, "
+        f"with Python {report['python']}, {versions}.",
         "",
-        *_shown(report["tests"]),
-        *_rows(report),
+        *_shown(tests),
+        *_files(report),
+        *_named(tests),
     ]
     return "\n".join(lines) + "\n"
 
@@ -54,22 +54,36 @@ def _shown(tests: list[dict[str, Any]]) -> Iterator[str]:
     yield ""
 
 
-def _rows(report: dict[str, Any]) -> Iterator[str]:
+def _files(report: dict[str, Any]) -> Iterator[str]:
+    """A row for each file of tests."""
+    yield "## What each file found"
+    yield ""
+    yield "| file | tests of | outcome | seconds |"
+    yield "|---|---|---|---|"
     for file, text in report["files"].items():
         tests = [test for test in report["tests"] if test["file"] == file]
-        if not tests:
-            continue
-        seconds = sum(test["seconds"] for test in tests)
-        yield f"## `{Path(file).name}`"
-        yield ""
-        yield f"{text.rstrip()} {seconds:.0f} s."
-        yield ""
-        yield "| test | outcome | seconds |"
-        yield "|---|---|---|"
-        for test in tests:
-            outcome = test["outcome"] + (f": {test['why']}" if test["why"] else "")
-            yield f"| {_words(test['name'])} | {outcome.replace('|', '/')} | {test['seconds']:.1f} |"
-        yield ""
+        if tests:
+            seconds = sum(test["seconds"] for test in tests)
+            yield f"| `{Path(file).name}` | {text.rstrip().replace('|', '/')} | {_counts(tests)} | {seconds:.0f} |"
+
+
+def _named(tests: list[dict[str, Any]]) -> Iterator[str]:
+    """A line for each test that did not pass, or not at once."""
+    others = [test for test in tests if test["outcome"] != "passed" or test["why"]]
+    if not others:
+        return
+    yield ""
+    yield "## What did not pass at once"
+    yield ""
+    for test in others:
+        why = f": {test['why']}" if test["why"] else ""
+        yield f"- `{Path(test['file']).name}`, {_words(test['name'])}: {test['outcome']}{why}"
+
+
+def _counts(tests: list[dict[str, Any]]) -> str:
+    outcomes = [test["outcome"] for test in tests]
+    kinds = ("passed", "failed", "skipped")
+    return ", ".join(f"{outcomes.count(kind)} {kind}" for kind in kinds if kind in outcomes)
 
 
 def replaced(whole: dict[str, Any], again: list[dict[str, Any]]) -> dict[str, Any]:
@@ -78,9 +92,9 @@ def replaced(whole: dict[str, Any], again: list[dict[str, Any]]) -> dict[str, An
     tests = []
     for test in whole["tests"]:
         found = later.get((test["file"], test["name"]))
-        if found is not None:
-            test = {**found, "why": found["why"] or f"run again by name, since it {test['outcome']} in the whole run"}
-        tests.append(test)
+        if found is not None and test["outcome"] != "passed":
+            found = {**found, "why": found["why"] or f"run again by name, since it {test['outcome']} in the whole run"}
+        tests.append(found or test)
     return {**whole, "tests": tests}
 
 

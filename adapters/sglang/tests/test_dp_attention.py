@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from engine_processes import running
 from support.families import FAMILIES
-from support.models import VOCABULARY, generate
+from support.models import generate, prompt_of
 from support.servers import Pair, Posted
 
 if TYPE_CHECKING:
@@ -26,10 +26,6 @@ CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made: Path = FAMILIES["deepseek"](tmp_path_factory.mktemp("models") / "deepseek")
     return made
-
-
-def _prompt(seed: int, length: int) -> list[int]:
-    return random.Random(seed).sample(range(4, VOCABULARY), length)
 
 
 @pytest.mark.parametrize(
@@ -51,16 +47,16 @@ def test_the_tokens_are_right(
         Pair(tmp_path, deepseek, config, common=common, prefill=[*prefill, *chosen], decode=decode, environment=CORES)
     ) as pair:
         for length in (5, 40, 100):
-            prompt = _prompt(length, length)
+            prompt = prompt_of(length, length)
             assert pair.generate(prompt)[1].tokens == generate(deepseek, prompt, 8)
-        prompts = [_prompt(500 + seed, 20 + 7 * seed) for seed in range(10)]
+        prompts = [prompt_of(500 + seed, 20 + 7 * seed) for seed in range(10)]
         bodies = [pair.body(prompt, 6) for prompt in prompts]
         posted = [(Posted(pair.prefill, body), Posted(pair.decode, body)) for body in bodies]
         assert [second.answer().tokens for _, second in posted] == [generate(deepseek, each, 6) for each in prompts]
         if prefill and decode:
             _storm(pair)
             for seed in range(4):
-                prompt = _prompt(2000 + seed, 60)
+                prompt = prompt_of(2000 + seed, 60)
                 assert pair.generate(prompt)[1].tokens == generate(deepseek, prompt, 8)
 
 
@@ -70,7 +66,7 @@ def _storm(pair: Pair) -> None:
     posted = []
     for number in range(30):
         rid = f"storm-{number}"
-        body = pair.body(_prompt(1000 + number, draw.randrange(10, 200)), draw.randrange(1, 12), rid=rid)
+        body = pair.body(prompt_of(1000 + number, draw.randrange(10, 200)), draw.randrange(1, 12), rid=rid)
         posted.append((Posted(pair.prefill, body), Posted(pair.decode, body)))
         if number % 4 != 3:
             server: Any = getattr(pair, draw.choice(["prefill", "decode"]))

@@ -6,13 +6,12 @@ The tests share the servers, and run in the order in which they stand here: the 
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from engine_processes import running
-from support.models import VOCABULARY, generate
+from support.models import generate, prompt_of
 from support.servers import Answer, Pair, Posted, Server
 
 if TYPE_CHECKING:
@@ -62,14 +61,10 @@ def fleet(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fle
         yield Fleet(pair, other)
 
 
-def _prompt(seed: int, length: int = 60) -> list[int]:
-    return random.Random(seed).sample(range(4, VOCABULARY), length)
-
-
 def test_every_request_is_found_at_the_rank_that_has_it(fleet: Fleet, llama: Path) -> None:
     for number in range(8):
         decode = (fleet.pair.decode, fleet.other)[number % 2]
-        prompt = _prompt(number)
+        prompt = prompt_of(number, 60)
         assert fleet.ask(decode, prompt, bootstrap_room=5000 + 7 * number).tokens == generate(llama, prompt, 8)
     log = fleet.pair.prefill.logged()
     assert all(f"(DP rank {rank} of 2)" in log for rank in (0, 1))
@@ -77,7 +72,7 @@ def test_every_request_is_found_at_the_rank_that_has_it(fleet: Fleet, llama: Pat
 
 
 def test_sixty_at_once_for_two_decodes(fleet: Fleet, llama: Path) -> None:
-    prompts = [_prompt(100 + number, 20 + number % 40) for number in range(60)]
+    prompts = [prompt_of(100 + number, 20 + number % 40) for number in range(60)]
     bodies = [fleet.pair.body(prompt, 4) for prompt in prompts]
     decodes = (fleet.pair.decode, fleet.other)
     posted = [(Posted(fleet.pair.prefill, body), Posted(decodes[n % 2], body)) for n, body in enumerate(bodies)]
@@ -88,7 +83,7 @@ def test_sixty_at_once_for_two_decodes(fleet: Fleet, llama: Path) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_router_may_name_the_rank(fleet: Fleet, llama: Path, rank: int) -> None:
-    prompt = _prompt(200 + rank)
+    prompt = prompt_of(200 + rank, 60)
     named = {"routed_dp_rank": rank, "disagg_prefill_dp_rank": rank}
     body = fleet.pair.body(prompt)
     Posted(fleet.pair.prefill, {**body, **named})
@@ -101,7 +96,7 @@ def test_a_router_may_name_the_rank(fleet: Fleet, llama: Path, rank: int) -> Non
 
 
 def test_samples_of_one_request_may_be_at_different_ranks(fleet: Fleet, llama: Path) -> None:
-    prompt = _prompt(300)
+    prompt = prompt_of(300, 60)
     params = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True, "n": 4}
     answer = fleet.ask(fleet.other, prompt, sampling_params=params)
     assert answer.status == 200, answer
@@ -109,16 +104,16 @@ def test_samples_of_one_request_may_be_at_different_ranks(fleet: Fleet, llama: P
 
 
 def test_a_request_that_prefill_never_got_fails_with_the_reason(fleet: Fleet, llama: Path) -> None:
-    answer = Posted(fleet.pair.decode, fleet.pair.body(_prompt(400))).answer()
+    answer = Posted(fleet.pair.decode, fleet.pair.body(prompt_of(400, 60))).answer()
     assert answer.status == 500, answer
     assert "none of the 2 DP ranks of the prefill server at 127.0.0.1:" in answer.text
     assert "SGLANG_DISAGGREGATION_WAITING_TIMEOUT" in answer.text
-    assert fleet.ask(fleet.pair.decode, _prompt(401)).tokens == generate(llama, _prompt(401), 8)
+    assert fleet.ask(fleet.pair.decode, prompt_of(401, 60)).tokens == generate(llama, prompt_of(401, 60), 8)
 
 
 def test_prefill_is_started_again_while_requests_look_for_it(fleet: Fleet, llama: Path) -> None:
     pair = fleet.pair
-    waits = Posted(pair.decode, pair.body(_prompt(500)))
+    waits = Posted(pair.decode, pair.body(prompt_of(500, 60)))
     assert not waits.answered(2.0)
     pair.prefill.kill()
     answer = waits.answer(90)
@@ -128,4 +123,4 @@ def test_prefill_is_started_again_while_requests_look_for_it(fleet: Fleet, llama
     pair.prefill.wait_ready()
     for number in range(4):
         decode = (pair.decode, fleet.other)[number % 2]
-        assert fleet.ask(decode, _prompt(600 + number)).tokens == generate(llama, _prompt(600 + number), 8)
+        assert fleet.ask(decode, prompt_of(600 + number, 60)).tokens == generate(llama, prompt_of(600 + number, 60), 8)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 from engine_processes import running
-from support.models import VOCABULARY, generate
+from support.models import generate, prompt_of
 from support.servers import Pair
 
 if TYPE_CHECKING:
@@ -24,18 +23,14 @@ CACHE = [
 ]
 
 
-def _prompt(seed: int, length: int) -> list[int]:
-    return random.Random(seed).sample(range(4, VOCABULARY), length)
-
-
 def test_pages_that_come_back_from_the_host_are_right(llama: Path, tmp_path: Path) -> None:
     prefill = ["--enable-hierarchical-cache", *CACHE]
     with running(Pair(tmp_path, llama, {"backend": "tcp", "verify": "digest"}, common=COMMON, prefill=prefill)) as pair:
-        first = _prompt(77, 200)
-        others = [_prompt(900 + seed, 200) for seed in range(8)]  # more than prefill has pages for
+        first = prompt_of(77, 200)
+        others = [prompt_of(900 + seed, 200) for seed in range(8)]  # more than prefill has pages for
         for prompt in [first, first, *others]:
             assert pair.generate(prompt)[1].tokens == generate(llama, prompt, 8)
-        again = [*first, *_prompt(3, 20)]
+        again = [*first, *prompt_of(3, 20)]
         answer, decode = pair.generate(again)
         assert decode.tokens == generate(llama, again, 8)
         assert answer.body["meta_info"]["cached_tokens_details"]["host"] >= 176, answer
@@ -59,7 +54,7 @@ def test_a_conversation_comes_back_from_files_that_both_servers_write(llama: Pat
         environment={"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(stored)},
     )
     with running(servers) as pair:
-        said, pages = _prompt(78, 100), 0
+        said, pages = prompt_of(78, 100), 0
         for turn in range(4):
             prefill, decode = pair.generate(said, count)
             assert decode.tokens == generate(llama, said, count)
@@ -68,7 +63,7 @@ def test_a_conversation_comes_back_from_files_that_both_servers_write(llama: Pat
                 assert prefill.body["meta_info"]["cached_tokens_details"]["storage"] >= count - PAGE, prefill
             pages = (len(said) + count - 1) // PAGE  # the last token was never computed
             _wait_stored(stored, pages)
-            said += [*decode.tokens, *_prompt(300 + turn, 30)]
+            said += [*decode.tokens, *prompt_of(300 + turn, 30)]
 
 
 def _wait_stored(folder: Path, pages: int) -> None:

@@ -5,13 +5,12 @@ The embeddings of a prompt's tokens must give what the prompt gives.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from engine_processes import running
-from support.models import VOCABULARY, embeddings
+from support.models import embeddings, prompt_of
 from support.servers import Alone, Pair, Posted
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ LENGTHS = (5, 40, 100)
 def expected(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[int]]:
     """The tokens of one server, to which the prompts are given as token ids."""
     with Alone(tmp_path_factory.mktemp("alone"), llama, COMMON) as alone:
-        return {length: alone.generate(_prompt(length)).tokens for length in LENGTHS}
+        return {length: alone.generate(prompt_of(length, length)).tokens for length in LENGTHS}
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +34,6 @@ def pair(llama: Path, expected: object, tmp_path_factory: pytest.TempPathFactory
     config = {"backend": "tcp", "verify": "digest"}
     with running(Pair(tmp_path_factory.mktemp("pair"), llama, config, common=COMMON)) as pair:
         yield pair
-
-
-def _prompt(length: int) -> list[int]:
-    return random.Random(length).sample(range(4, VOCABULARY), length)
 
 
 def _embedded(model: Path, prompt: list[int]) -> dict[str, Any]:
@@ -50,7 +45,7 @@ def test_embeddings_give_the_tokens_of_the_ids_that_they_stand_for(
     pair: Pair, llama: Path, expected: dict[int, list[int]]
 ) -> None:
     for length in LENGTHS:
-        prompt = _prompt(length)
+        prompt = prompt_of(length, length)
         first, second = pair.generate(prompt, **_embedded(llama, prompt))
         assert (first.tokens, second.tokens) == (expected[length][:1], expected[length]), length
 
@@ -58,13 +53,13 @@ def test_embeddings_give_the_tokens_of_the_ids_that_they_stand_for(
 def test_requests_with_embeddings_at_once_get_their_own_tokens(
     pair: Pair, llama: Path, expected: dict[int, list[int]]
 ) -> None:
-    bodies = [pair.body([], **_embedded(llama, _prompt(length))) for length in LENGTHS]
+    bodies = [pair.body([], **_embedded(llama, prompt_of(length, length))) for length in LENGTHS]
     posted = [(Posted(pair.prefill, body), Posted(pair.decode, body)) for body in bodies]
     assert [second.answer().tokens for _, second in posted] == list(expected.values())
 
 
 def test_other_embeddings_on_the_other_server_fail_the_request(pair: Pair, llama: Path) -> None:
-    prompt = _prompt(40)
+    prompt = prompt_of(40, 40)
     body = pair.body(prompt)
     right, wrong = (_embedded(llama, each) for each in (prompt, prompt[::-1]))
     for to_prefill, to_decode in ((right, wrong), (right, {"input_ids": [1] * 40}), ({"input_ids": prompt}, right)):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from engine_environments import SGLANG
 from manifests import Cluster, Container, Pod, check_policies, check_probes, cluster, nodes, refused_flows, spread
-from support.models import VOCABULARY, generate
+from support.models import generate, prompt_of
 from support.servers import ON_A_CPU, ORDINARY, ordinary_path
 
 if TYPE_CHECKING:
@@ -42,10 +42,6 @@ def applied(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
         yield made
 
 
-def prompt_of(seed: int) -> list[int]:
-    return random.Random(seed).sample(range(4, VOCABULARY), 60)
-
-
 def post(pod: Pod, prompt: Sequence[int], count: int, **more: Any) -> list[int]:
     """The tokens that a server or the router answers."""
     params = {"temperature": 0, "max_new_tokens": count, "ignore_eos": True}
@@ -61,7 +57,7 @@ def post(pod: Pod, prompt: Sequence[int], count: int, **more: Any) -> list[int]:
 def test_the_router_answers_with_the_tokens_of_one_server(applied: Cluster, llama: Path) -> None:
     with spread(applied, 4):
         for seed in range(4):
-            assert post(applied.router, prompt_of(seed), 6) == generate(llama, prompt_of(seed), 6)
+            assert post(applied.router, prompt_of(seed, 60), 6) == generate(llama, prompt_of(seed, 60), 6)
 
 
 def test_every_probe_succeeds_while_the_pods_run(applied: Cluster) -> None:
@@ -70,7 +66,7 @@ def test_every_probe_succeeds_while_the_pods_run(applied: Cluster) -> None:
 
 def test_the_network_policies_admit_what_the_pods_do_and_no_more(applied: Cluster) -> None:
     for seed in range(10, 14):
-        post(applied.router, prompt_of(seed), 4)
+        post(applied.router, prompt_of(seed, 60), 4)
     check_policies(applied, range(7100, 7200), range(7200, 7300), 30000)
 
 
@@ -78,7 +74,7 @@ def test_a_pod_that_ends_serves_the_requests_that_it_has(applied: Cluster, llama
     """The last test: it ends prefill, behind which no request is left then, and a decode server."""
     before = applied.succeeded()[1:]
     with ThreadPoolExecutor(1) as thread:
-        answer = thread.submit(post, applied.router, prompt_of(20), 400)
+        answer = thread.submit(post, applied.router, prompt_of(20, 60), 400)
         until = time.monotonic() + 60
         while (after := applied.succeeded()[1:]) == before:
             assert time.monotonic() < until
@@ -86,7 +82,7 @@ def test_a_pod_that_ends_serves_the_requests_that_it_has(applied: Cluster, llama
         # It has the state, and generates for a while.
         decode = next(pod for pod, then, now in zip(applied.decodes, before, after, strict=True) if now > then)
         decode.terminate()
-        assert answer.result()[:6] == generate(llama, prompt_of(20), 6)
+        assert answer.result()[:6] == generate(llama, prompt_of(20, 60), 6)
     assert decode.wait_end(decode.grace) == 0
     applied.prefill.terminate()
     assert applied.prefill.wait_end(applied.prefill.grace) == 0
@@ -105,7 +101,7 @@ def test_a_server_on_two_nodes(llama: Path, tmp_path: Path) -> None:
                 "bootstrap_room": random.randrange(1, 1 << 62),
             }
             with ThreadPoolExecutor(1) as thread:
-                first = thread.submit(post, leader, prompt_of(seed), 6, **body)
-                assert post(made.decode, prompt_of(seed), 6, **body) == generate(llama, prompt_of(seed), 6)
+                first = thread.submit(post, leader, prompt_of(seed, 60), 6, **body)
+                assert post(made.decode, prompt_of(seed, 60), 6, **body) == generate(llama, prompt_of(seed, 60), 6)
                 first.result()
         assert not refused_flows(made.objects, [*made.prefill, made.decode])

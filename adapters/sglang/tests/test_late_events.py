@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 from engine_processes import running
 from support.events import LATE
-from support.models import VOCABULARY, generate
+from support.models import generate, prompt_of
 from support.servers import Pair, Posted
 
 if TYPE_CHECKING:
@@ -22,20 +21,16 @@ WHOLE = "#pending-token: 0"
 """Prefill logs this when it computes the last chunk that waits."""
 
 
-def _prompt(seed: int, length: int) -> list[int]:
-    return random.Random(seed).sample(range(4, VOCABULARY), length)
-
-
 def test_a_late_event_holds_its_own_request_and_no_other(llama: Path, tmp_path: Path) -> None:
     late = tmp_path / "late"
     common = ["--page-size", "16", "--chunked-prefill-size", "32"]
     config = {"backend": "tcp", "verify": "digest"}
     with running(Pair(tmp_path, llama, config, common=common, environment={LATE: str(late)})) as pair:
-        pair.generate(_prompt(1, 40))
+        pair.generate(prompt_of(1, 40))
         # With overlap, every chunk but the last is sent before its forward pass is known to have ended.
         computed = pair.prefill.logged().count(WHOLE)
         late.write_text(str(SECONDS))
-        slow, aborted = pair.body(_prompt(2, 100)), pair.body(_prompt(3, 100), rid="aborted")
+        slow, aborted = pair.body(prompt_of(2, 100)), pair.body(prompt_of(3, 100), rid="aborted")
         waiting = [Posted(server, body) for body in (slow, aborted) for server in (pair.prefill, pair.decode)]
         until = time.monotonic() + 60
         while pair.prefill.logged().count(WHOLE) == computed:
@@ -43,13 +38,13 @@ def test_a_late_event_holds_its_own_request_and_no_other(llama: Path, tmp_path: 
             time.sleep(0.05)
         late.unlink()
         for seed in (4, 5, 6):
-            prompt = _prompt(seed, 100)
+            prompt = prompt_of(seed, 100)
             assert pair.generate(prompt)[1].tokens == generate(llama, prompt, 8)
         pair.decode.tell("/abort_request", rid="aborted")
         pair.prefill.tell("/abort_request", rid="aborted")
         for each in waiting[2:]:
             assert each.answer(60).status in (200, 400, 500, 503)
-        assert waiting[1].answer(60).tokens == generate(llama, _prompt(2, 100), 8)
-        assert pair.generate(_prompt(7, 60))[1].tokens == generate(llama, _prompt(7, 60), 8)
+        assert waiting[1].answer(60).tokens == generate(llama, prompt_of(2, 100), 8)
+        assert pair.generate(prompt_of(7, 60))[1].tokens == generate(llama, prompt_of(7, 60), 8)
         for server in (pair.prefill, pair.decode):
             assert server.running

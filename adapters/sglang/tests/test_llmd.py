@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from engine_processes import running
-from support.models import VOCABULARY, generate
+from support.models import generate, prompt_of
 from support.servers import Pair, Posted
 
 if TYPE_CHECKING:
@@ -73,10 +73,6 @@ class Sidecar:
         time.sleep(seconds)
         connection.close()
         return first
-
-
-def prompt_of(seed: int, length: int) -> list[int]:
-    return random.Random(seed).choices(range(4, VOCABULARY), k=length)
 
 
 def wait_idle(server: Server) -> None:

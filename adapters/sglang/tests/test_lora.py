@@ -5,14 +5,13 @@ Both servers have an adapter under one name. Its id, its file and its place in t
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from engine_processes import running
 from support.lora import make_adapter
-from support.models import VOCABULARY, generate
+from support.models import generate, prompt_of
 from support.servers import Pair, Posted
 
 if TYPE_CHECKING:
@@ -55,13 +54,9 @@ def served(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         yield Served(pair, {None: llama, **{name: adapter.merged for name, adapter in made.items()}})
 
 
-def _prompt(seed: int, length: int) -> list[int]:
-    return random.Random(seed).sample(range(4, VOCABULARY), length)
-
-
 def test_each_adapter_has_its_own_tokens_and_its_own_cached_prefixes(served: Served) -> None:
-    prompt = _prompt(1, 100)
-    longer = [*prompt, *_prompt(2, 30)]
+    prompt = prompt_of(1, 100)
+    longer = [*prompt, *prompt_of(2, 30)]
     for name in NAMES:
         first, second = served.pair.generate(prompt, lora_path=name)
         expected = generate(served.models[name], prompt, 8)
@@ -74,7 +69,7 @@ def test_each_adapter_has_its_own_tokens_and_its_own_cached_prefixes(served: Ser
 
 
 def test_requests_of_all_adapters_at_once_get_their_own_tokens(served: Served) -> None:
-    asked = [(NAMES[seed % 3], _prompt(10 + seed, 20 + 7 * seed)) for seed in range(12)]
+    asked = [(NAMES[seed % 3], prompt_of(10 + seed, 20 + 7 * seed)) for seed in range(12)]
     bodies = [served.pair.body(prompt, 20, lora_path=name) for name, prompt in asked]
     posted = [(Posted(served.pair.prefill, body), Posted(served.pair.decode, body)) for body in bodies]
     for (name, prompt), (_, second) in zip(asked, posted, strict=True):
@@ -85,7 +80,7 @@ def test_requests_of_all_adapters_at_once_get_their_own_tokens(served: Served) -
 def test_another_adapter_on_the_other_server_fails_the_request(
     served: Served, prefill: str | None, decode: str | None
 ) -> None:
-    prompt = _prompt(30, 50)
+    prompt = prompt_of(30, 50)
     body = served.pair.body(prompt)
     posted = [
         Posted(server, {**body, "lora_path": name})
@@ -99,7 +94,7 @@ def test_another_adapter_on_the_other_server_fails_the_request(
 
 
 def test_an_adapter_that_decode_does_not_have_fails_the_request(served: Served) -> None:
-    answer = served.pair.decode.ask("/generate", served.pair.body(_prompt(31, 50), lora_path="third"))
+    answer = served.pair.decode.ask("/generate", served.pair.body(prompt_of(31, 50), lora_path="third"))
     assert answer.status == 400, answer
     assert "Got LoRA adapter that has never been loaded: third" in answer.text, answer
 
@@ -107,7 +102,7 @@ def test_an_adapter_that_decode_does_not_have_fails_the_request(served: Served) 
 def test_a_request_that_is_computed_anew_without_its_adapter_fails(served: Served) -> None:
     """SGLang's request to prefill has no adapter, so prefill would compute with the base model's weights."""
     decode = served.pair.decode
-    body = served.pair.body(_prompt(32, 40), 300, lora_path="second")
+    body = served.pair.body(prompt_of(32, 40), 300, lora_path="second")
     Posted(served.pair.prefill, body)
     waits = Posted(decode, body)
     for _ in range(1000):  # pausing takes effect only while the request runs
@@ -117,5 +112,5 @@ def test_a_request_that_is_computed_anew_without_its_adapter_fails(served: Serve
             break
     assert waits.answer().status == 500, waits.answer()
     assert "the two sides hold different requests" in waits.answer().text, waits.answer()
-    prompt = _prompt(33, 40)
+    prompt = prompt_of(33, 40)
     assert served.pair.generate(prompt, lora_path="second")[1].tokens == generate(served.models["second"], prompt, 8)

@@ -6,7 +6,6 @@ Their kernels are stand-ins (`support/kernels`). Everything else is SGLang's: po
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +13,7 @@ import pytest
 import transformers
 from engine_processes import running
 from support.families import FAMILIES
-from support.models import VOCABULARY, generate
+from support.models import generate, prompt_of
 from support.newest import OLDER
 from support.servers import Alone, Pair, Posted
 
@@ -101,13 +100,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return find
 
 
-def _prompt(seed: int, length: int) -> list[int]:
-    return random.Random(seed).sample(range(4, VOCABULARY), length)
-
-
-LONGER = [*_prompt(100, 100), *_prompt(2, 30)]
-PROMPTS = [*(_prompt(length, length) for length in (5, 40, 100)), LONGER, LONGER]
-TOGETHER = [_prompt(500 + seed, 20 + 7 * seed) for seed in range(10)]
+LONGER = [*prompt_of(100, 100), *prompt_of(2, 30)]
+PROMPTS = [*(prompt_of(length, length) for length in (5, 40, 100)), LONGER, LONGER]
+TOGETHER = [prompt_of(500 + seed, 20 + 7 * seed) for seed in range(10)]
 
 
 def _right(case: Case, model: Path, folder: Path) -> Iterator[list[int]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from engine_processes import free_port, running
-from support.models import VOCABULARY, generate
+from support.models import generate, prompt_of
 from support.servers import Pair, Posted, Server
 
 if TYPE_CHECKING:
@@ -37,10 +37,6 @@ def pair(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair
         yield pair
 
 
-def _prompt(seed: int, length: int) -> list[int]:
-    return random.Random(seed).sample(range(4, VOCABULARY), length)
-
-
 def _says(answer: Any, text: str) -> None:
     assert text in answer.text.replace("\\n", "\n"), answer
 
@@ -48,7 +44,7 @@ def _says(answer: Any, text: str) -> None:
 @pytest.mark.smoke
 @pytest.mark.parametrize("length", [1, 16, 40, 100])
 def test_the_tokens_are_those_of_transformers(pair: Pair, llama: Path, length: int) -> None:
-    prompt = _prompt(length, length)
+    prompt = prompt_of(length, length)
     first, second = pair.generate(prompt)
     expected = generate(llama, prompt, 8)
     assert first.tokens == expected[:1]
@@ -57,9 +53,9 @@ def test_the_tokens_are_those_of_transformers(pair: Pair, llama: Path, length: i
 
 @pytest.mark.smoke
 def test_a_prefix_that_decode_holds_is_not_moved_again(pair: Pair, llama: Path) -> None:
-    prompt = _prompt(1, 100)
+    prompt = prompt_of(1, 100)
     pair.generate(prompt)
-    longer = [*prompt, *_prompt(2, 30)]
+    longer = [*prompt, *prompt_of(2, 30)]
     _, second = pair.generate(longer)
     assert second.tokens == generate(llama, longer, 8)
     assert second.body["meta_info"]["cached_tokens"] >= 96
@@ -77,18 +73,18 @@ def _differ(pair: Pair, first: dict[str, Any], second: dict[str, Any]) -> None:
 @pytest.mark.smoke
 @pytest.mark.parametrize("kind", ["prompt", "salt"])
 def test_different_requests_under_one_room_fail_and_leave_no_trace(pair: Pair, llama: Path, kind: str) -> None:
-    prompt, other = _prompt(31, 60), _prompt(32, 60)
+    prompt, other = prompt_of(31, 60), prompt_of(32, 60)
     right = pair.body(prompt)
     wrong = {"prompt": pair.body(other), "salt": pair.body(prompt, cache_salt="another")}[kind]
     for _ in range(2):
         _differ(pair, wrong, right)
         _differ(pair, right, wrong)
-    for asked in (prompt, other, [*prompt, *_prompt(33, 30)], [*other, *_prompt(33, 30)]):
+    for asked in (prompt, other, [*prompt, *prompt_of(33, 30)], [*other, *prompt_of(33, 30)]):
         assert pair.generate(asked)[1].tokens == generate(llama, asked, 8)
 
 
 def test_a_router_that_swaps_two_rooms_gets_two_errors(pair: Pair, llama: Path) -> None:
-    bodies = [pair.body(_prompt(seed, 50)) for seed in (34, 35)]
+    bodies = [pair.body(prompt_of(seed, 50)) for seed in (34, 35)]
     rooms = [{"bootstrap_room": each["bootstrap_room"]} for each in bodies]
     posted = [Posted(pair.prefill, each) for each in bodies]
     posted += [Posted(pair.decode, {**each, **room}) for each, room in zip(bodies, reversed(rooms), strict=True)]
@@ -96,16 +92,16 @@ def test_a_router_that_swaps_two_rooms_gets_two_errors(pair: Pair, llama: Path) 
         assert each.answer().status == 500, each.answer()
         _says(each.answer(), "the two sides hold different requests")
     for seed in (34, 35):
-        assert pair.generate(_prompt(seed, 50))[1].tokens == generate(llama, _prompt(seed, 50), 8)
+        assert pair.generate(prompt_of(seed, 50))[1].tokens == generate(llama, prompt_of(seed, 50), 8)
 
 
 def test_the_same_salt_on_both_servers_goes_through(pair: Pair, llama: Path) -> None:
-    prompt = _prompt(36, 70)
+    prompt = prompt_of(36, 70)
     assert pair.generate(prompt, cache_salt="tenant 7")[1].tokens == generate(llama, prompt, 8)
 
 
 def test_64_requests_at_once_get_their_own_tokens(pair: Pair, llama: Path) -> None:
-    prompts = [_prompt(seed, 20 + seed % 41) for seed in range(64)]
+    prompts = [prompt_of(seed, 20 + seed % 41) for seed in range(64)]
     bodies = [pair.body(prompt, 4) for prompt in prompts]
     posted = [(Posted(pair.prefill, body), Posted(pair.decode, body)) for body in bodies]
     answers = [second.answer() for _, second in posted]
@@ -121,7 +117,7 @@ def test_64_requests_at_once_get_their_own_tokens(pair: Pair, llama: Path) -> No
 @pytest.mark.smoke
 @pytest.mark.parametrize("samples", [2, 5])
 def test_every_sample_of_a_request_has_its_tokens(pair: Pair, llama: Path, samples: int) -> None:
-    prompt = _prompt(37 + samples, 70)
+    prompt = prompt_of(37 + samples, 70)
     params = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True, "n": samples}
     for _ in range(2):
         first, second = pair.generate(prompt, sampling_params=params)
@@ -130,7 +126,7 @@ def test_every_sample_of_a_request_has_its_tokens(pair: Pair, llama: Path, sampl
 
 
 def test_samples_of_a_batch_have_the_tokens_of_their_prompts(pair: Pair, llama: Path) -> None:
-    prompts = [_prompt(seed, 20 + seed) for seed in (41, 42)]
+    prompts = [prompt_of(seed, 20 + seed) for seed in (41, 42)]
     params = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True, "n": 2}
     batch = {"input_ids": prompts, "sampling_params": params, "return_logprob": True}
     _, second = pair.generate(prompts[0], **batch)
@@ -142,7 +138,7 @@ def test_samples_of_a_batch_have_the_tokens_of_their_prompts(pair: Pair, llama: 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_an_abort_ends_a_request_that_waits_for_the_other_side(pair: Pair, llama: Path, role: str) -> None:
     server: Server = getattr(pair, role)
-    posted = Posted(server, pair.body(_prompt(3, 50), rid=f"aborted-on-{role}"))
+    posted = Posted(server, pair.body(prompt_of(3, 50), rid=f"aborted-on-{role}"))
     # The request has to be in the queue before it can be aborted: an abort of an unknown request does nothing.
     for _ in range(100):
         server.ask("/abort_request", {"rid": f"aborted-on-{role}"})
@@ -150,7 +146,7 @@ def test_an_abort_ends_a_request_that_waits_for_the_other_side(pair: Pair, llama
             break
     assert posted.answer().status in (200, 400, 500, 503)
     _says(posted.answer(), "bort")
-    assert pair.generate(_prompt(4, 50))[1].tokens == generate(llama, _prompt(4, 50), 8)
+    assert pair.generate(prompt_of(4, 50))[1].tokens == generate(llama, prompt_of(4, 50), 8)
 
 
 def test_aborts_at_any_moment_leave_both_servers_whole(pair: Pair, llama: Path) -> None:
@@ -159,7 +155,7 @@ def test_aborts_at_any_moment_leave_both_servers_whole(pair: Pair, llama: Path) 
     posted = []
     for number in range(60):
         rid = f"storm-{number}"
-        body = pair.body(_prompt(1000 + number, draw.randrange(10, 400)), draw.randrange(1, 20), rid=rid)
+        body = pair.body(prompt_of(1000 + number, draw.randrange(10, 400)), draw.randrange(1, 20), rid=rid)
         posted.append((Posted(pair.prefill, body), Posted(pair.decode, body)))
         if number % 4 != 3:
             victim = draw.choice(["prefill", "decode"])
@@ -170,14 +166,14 @@ def test_aborts_at_any_moment_leave_both_servers_whole(pair: Pair, llama: Path) 
         for each in (first, second):
             assert each.answer(120).status in (200, 400, 500, 503)
     for seed in range(8):
-        prompt = _prompt(2000 + seed, 60)
+        prompt = prompt_of(2000 + seed, 60)
         assert pair.generate(prompt)[1].tokens == generate(llama, prompt, 8)
     assert pair.prefill.running
     assert pair.decode.running
 
 
 def test_a_request_that_was_retracted_for_new_weights_is_computed_anew(pair: Pair, llama: Path) -> None:
-    prompt, count = _prompt(13, 40), 200
+    prompt, count = prompt_of(13, 40), 200
     expected = generate(llama, prompt, count)
     before = pair.prefill.logged().count("POST /generate")
     body = pair.body(prompt, count)
@@ -193,7 +189,7 @@ def test_a_request_that_was_retracted_for_new_weights_is_computed_anew(pair: Pai
 
 
 def test_memory_that_sglang_releases_and_takes_back(pair: Pair, llama: Path) -> None:
-    prompt = _prompt(14, 100)
+    prompt = prompt_of(14, 100)
     for roles in (["prefill"], ["decode"], ["prefill", "decode"]):
         servers = [getattr(pair, role) for role in roles]
         for path in ("/release_memory_occupation", "/resume_memory_occupation"):
@@ -204,15 +200,15 @@ def test_memory_that_sglang_releases_and_takes_back(pair: Pair, llama: Path) -> 
 
 @pytest.mark.smoke
 def test_a_room_of_zero_fails_the_request_and_not_the_servers(pair: Pair, llama: Path) -> None:
-    first, second = pair.generate(_prompt(5, 20), bootstrap_room=0)
+    first, second = pair.generate(prompt_of(5, 20), bootstrap_room=0)
     for answer in (first, second):
         assert answer.status == 400
         _says(answer, "the request has the room 0; a number above zero and below 2^63 is needed")
-    assert pair.generate(_prompt(6, 50))[1].tokens == generate(llama, _prompt(6, 50), 8)
+    assert pair.generate(prompt_of(6, 50))[1].tokens == generate(llama, prompt_of(6, 50), 8)
 
 
 def test_a_prefill_that_is_not_there_fails_the_request_with_the_reason(pair: Pair) -> None:
-    body = pair.body(_prompt(7, 20), bootstrap_port=free_port())
+    body = pair.body(prompt_of(7, 20), bootstrap_port=free_port())
     _says(Posted(pair.decode, body).answer(), "is not known: [Errno 111] Connection refused")
     assert "is not known: [Errno 111] Connection refused" in pair.decode.logged()
 
@@ -224,13 +220,13 @@ def test_the_log_says_that_statelink_carries_the_bytes(pair: Pair) -> None:
 
 
 def test_decode_lives_when_prefill_is_killed_and_started_again(pair: Pair, llama: Path) -> None:
-    waits = Posted(pair.decode, pair.body(_prompt(8, 50)))
+    waits = Posted(pair.decode, pair.body(prompt_of(8, 50)))
     assert not waits.answered(2.0)
     pair.prefill.kill()
     _says(waits.answer(90), "Statelink could not move the state of room")
     pair.prefill = pair.start("prefill")
     pair.prefill.wait_ready()
-    prompt = _prompt(9, 100)
+    prompt = prompt_of(9, 100)
     assert pair.generate(prompt)[1].tokens == generate(llama, prompt, 8)
     assert pair.decode.running
 
@@ -239,6 +235,6 @@ def test_prefill_lives_when_decode_is_killed_and_started_again(pair: Pair, llama
     pair.decode.kill()
     pair.decode = pair.start("decode")
     pair.decode.wait_ready()
-    prompt = _prompt(10, 100)
+    prompt = prompt_of(10, 100)
     assert pair.generate(prompt)[1].tokens == generate(llama, prompt, 8)
     assert pair.prefill.running

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.families import FAMILIES
-from support.models import generate, make_llama
-from support.stages import STAGES, agree, answers_are_right, flushed, pair_of, prompt_of, storm
+from support.models import generate, make_llama, prompt_of
+from support.stages import STAGES, agree, answers_are_right, flushed, pair_of, storm
 
 if TYPE_CHECKING:
     from pathlib import Path

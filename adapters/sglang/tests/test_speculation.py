@@ -7,13 +7,12 @@ tokens would still be right, and fewer drafts would be accepted.
 from __future__ import annotations
 
 import json
-import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from engine_processes import running
 from support.families import make_with_draft
-from support.models import VOCABULARY
+from support.models import prompt_of
 from support.servers import Alone, Answer, Pair, Server
 
 if TYPE_CHECKING:
@@ -35,10 +34,6 @@ def drafting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def _prompt(length: int) -> list[int]:
-    return random.Random(length).sample(range(4, VOCABULARY), length)
-
-
 def _told(answer: Answer) -> tuple[list[int], dict[str, Any]]:
     """The tokens, and what the server says of its drafts."""
     return answer.tokens, {name: value for name, value in answer.body["meta_info"].items() if name.startswith("spec_")}
@@ -50,13 +45,13 @@ def test_tokens_and_accepted_drafts_are_those_of_one_server(
 ) -> None:
     common = [*COMMON, *DRAFT, *schedule]
     with Alone(tmp_path, drafting, common) as alone:
-        expected = [_told(alone.generate(_prompt(length), 40)) for length in LENGTHS]
+        expected = [_told(alone.generate(prompt_of(length, length), 40)) for length in LENGTHS]
     # By the number of accepted drafts, how many steps: without an accepted draft, the test would compare nothing.
     assert any(sum(drafts["spec_correct_drafts_histogram"][1:]) for _, drafts in expected), expected
     with running(Pair(tmp_path, drafting, {"backend": "tcp", "verify": "digest"}, common=common)) as pair:
         assert "moves kv, draft.kv, aux of this" in pair.decode.logged()
         for length, right in zip(LENGTHS, expected, strict=True):
-            assert _told(pair.generate(_prompt(length), 40)[1]) == right, length
+            assert _told(pair.generate(prompt_of(length, length), 40)[1]) == right, length
 
 
 @pytest.mark.parametrize("algorithm", ["STANDALONE"])

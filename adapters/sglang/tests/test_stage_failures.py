@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from support.faults import Faults
-from support.models import generate, make_llama
+from support.models import generate, make_llama, prompt_of
 from support.servers import Pair, Posted
-from support.stages import STAGES, agree, answers_are_right, link, pair_of, prompt_of, storm
+from support.stages import STAGES, agree, answers_are_right, link, pair_of, storm
 
 if TYPE_CHECKING:
     from pathlib import Path

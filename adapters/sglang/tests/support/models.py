@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -118,3 +119,8 @@ def make_model(folder: Path, config: dict[str, Any]) -> Path:
             parameter.normal_(0.0, 0.2) if parameter.dim() > 1 else parameter.normal_(1.0, 0.1)
     model.save_pretrained(folder)
     return folder
+
+
+def prompt_of(seed: int, length: int) -> list[int]:
+    """A prompt without any token twice."""
+    return random.Random(seed).sample(range(4, VOCABULARY), length)

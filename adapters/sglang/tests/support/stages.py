@@ -16,20 +16,16 @@ from typing import Any
 
 from engine_processes import running
 
-from .models import VOCABULARY, generate
+from .models import generate, prompt_of
 from .servers import Pair, Posted, Server
 
-__all__ = ["STAGES", "agree", "answers_are_right", "flushed", "link", "pair_of", "prompt_of", "storm"]
+__all__ = ["STAGES", "agree", "answers_are_right", "flushed", "link", "pair_of", "storm"]
 
 STAGES = ["--pp-size", "2"]
 CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1|0|1"}
 """The core of each rank of a server. SGLang wants to know it, and takes the first ones of the list."""
 FIRST_LAYERS = "SGLANG_PP_LAYER_PARTITION"
 """SGLang's variable with the number of layers of each stage."""
-
-
-def prompt_of(seed: int, length: int) -> list[int]:
-    return random.Random(seed).sample(range(4, VOCABULARY), length)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from support.sides import (
     Lists,
     Side,
     accept,
+    ask,
     give_back,
     hand_over,
     meet,
@@ -31,7 +33,7 @@ from support.sides import (
 )
 
 from statelink.errors import Reason
-from statelink_sglang.backend import Manager, Timeouts
+from statelink_sglang.backend import Manager, Receiver, Timeouts
 
 pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
 
@@ -85,22 +87,10 @@ def test_an_abort_on_prefill_between_chunks_fails_decode(pair: tuple[Side, Side]
     until(safe(target, room), SUCCESS)
 
 
-def _abort(receiver: Any) -> None:
-    receiver.abort()
-
-
-def _clear(receiver: Any) -> None:
-    receiver.clear()
-
-
-def _vote(receiver: Any) -> None:
-    assert reason(receiver).is_from_another_rank
-
-
-@pytest.mark.parametrize("gives_up", [_abort, _clear, _vote])
+@pytest.mark.parametrize("gives_up", [Receiver.abort, Receiver.clear, reason], ids=["abort", "clear", "vote"])
 @pytest.mark.parametrize("first", ["prefill", "decode"])
 def test_prefill_learns_at_once_that_decode_gave_up_a_request_without_memory(
-    pair: tuple[Side, Side], first: str, gives_up: Callable[[Any], None]
+    pair: tuple[Side, Side], first: str, gives_up: Callable[[Receiver], object]
 ) -> None:
     source, target = pair
     room = next(rooms)
@@ -120,9 +110,7 @@ def test_prefill_learns_at_once_that_decode_gave_up_a_request_without_memory(
 def test_prefill_learns_at_once_that_decode_aborted_before_the_two_had_met(pair: tuple[Side, Side], first: str) -> None:
     source, target = pair
     room = next(rooms)
-    receiver = target.receiver(room, N)
-    receiver.init(0)
-    accept(receiver, target, Lists.draw(target, N, 41), N)
+    receiver = ask(target, room, Lists.draw(target, N, 41), N)
     sender = source.sender(room) if first == "prefill" else None
     receiver.abort()
     assert receiver.poll() == FAILED
@@ -257,11 +245,8 @@ def test_a_failed_request_keeps_its_pages_while_they_are_read_but_not_for_ever(
     sender.send(ours.pages[:2], None, num_kv_tokens=32)
     read.lose()
     assert [sender.poll() for _ in range(3)] == [TRANSFERRING] * 3
-    source.timeouts = Timeouts(60.0, 60.0, hold=0.05)
-    try:
+    with mock.patch.object(source, "timeouts", Timeouts(60.0, 60.0, hold=0.05)):
         until(sender.poll, FAILED)
-    finally:
-        source.timeouts = Timeouts(60.0, 60.0)
     assert not read.taken
     assert "decode was lost" in str(reason(sender))
     assert read.taken  # the link counts that SGLang gives the pages to others

@@ -17,7 +17,7 @@ from support.sides import (
     WAITING,
     Lists,
     Side,
-    accept,
+    ask,
     at,
     hand_over,
     meet,
@@ -91,9 +91,7 @@ def test_the_schedulers_thread_opens_no_room_and_pushes_nothing(
     monkeypatch.setattr(source.link, "send", noted(source.link.send))
     monkeypatch.setattr(Sending, "push", noted(Sending.push))
     room = next(rooms)
-    sender, receiver = Sender(source, "unused", room), target.receiver(room, N)
-    receiver.init(0)
-    accept(receiver, target, Lists.draw(target, N, 50), N)
+    sender, receiver = Sender(source, "unused", room), ask(target, room, Lists.draw(target, N, 50), N)
     until(sender.poll, WAITING)
     send(sender, source, Lists.draw(source, N, 51), N, [32])
     until(receiver.poll, SUCCESS)
@@ -105,9 +103,8 @@ def test_the_schedulers_thread_opens_no_room_and_pushes_nothing(
 def test_a_request_whose_room_is_not_open_waits_for_decode(pair: tuple[Side, Side], gate: threading.Event) -> None:
     source, target = pair
     room = next(rooms)
-    sender, receiver = Sender(source, "unused", room), target.receiver(room, N)
-    receiver.init(0)
-    accept(receiver, target, Lists.draw(target, N, 52), N)
+    sender = Sender(source, "unused", room)
+    ask(target, room, Lists.draw(target, N, 52), N)
     assert [sender.poll() for _ in range(3)] == [BOOTSTRAPPING] * 3
     assert all(each.room != room for each in source.link.rooms())
     gate.set()
@@ -115,36 +112,22 @@ def test_a_request_whose_room_is_not_open_waits_for_decode(pair: tuple[Side, Sid
     sender.abort()
 
 
-def _abort(sender: Sender) -> None:
-    sender.abort()
-    assert sender.poll() == FAILED
-
-
-def _clear(sender: Sender) -> None:
-    sender.clear()
-
-
-def _vote(sender: Sender) -> None:
-    assert reason(sender).is_from_another_rank
-
-
 @pytest.mark.parametrize(
     ("gives_up", "said"),
     [
-        (_abort, "SGLang aborted the request"),
-        (_clear, "SGLang gave the request up"),
-        (_vote, "the vote of this server"),
+        (Sender.abort, "SGLang aborted the request"),
+        (Sender.clear, "SGLang gave the request up"),
+        (reason, "the vote of this server"),
     ],
 )
 def test_decode_learns_of_a_request_that_ended_before_its_room_was_open(
-    pair: tuple[Side, Side], gate: threading.Event, gives_up: Callable[[Sender], None], said: str
+    pair: tuple[Side, Side], gate: threading.Event, gives_up: Callable[[Sender], object], said: str
 ) -> None:
     source, target = pair
     room = next(rooms)
-    sender, receiver = Sender(source, "unused", room), target.receiver(room, N)
-    receiver.init(0)
-    accept(receiver, target, Lists.draw(target, N, 53), N)
+    sender, receiver = Sender(source, "unused", room), ask(target, room, Lists.draw(target, N, 53), N)
     gives_up(sender)
+    assert (sender.poll() == FAILED) == (gives_up is not Sender.clear)
     gate.set()
     until(receiver.poll, FAILED)
     assert said in str(reason(receiver))

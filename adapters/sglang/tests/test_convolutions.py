@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from support.mamba2 import DIM, HEADS, STATE, TEXTS, channels, jet_nemotron, share
 from support.pools import Made, make_mamba2
-from support.sides import FAILED, SUCCESS, WAITING, Lists, Side, accept, reason, rooms, send, sides, until
+from support.sides import FAILED, Lists, Side, ask, move, reason, rooms, sides, until
 
 pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
 
@@ -46,7 +46,7 @@ def no_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_rank_has_the_channels_of_sglangs_mixer(family: str, groups: int, prefill: int, decode: int) -> None:
     text = TEXTS[family](groups)
     with sides(_maker(text), prefill, decode, own=(DIGEST, DIGEST)) as (sources, targets):
-        lists = _lists(sources, 4), _lists(targets, 5)
+        lists = Lists.draw(sources[0], N, 4), Lists.draw(targets[0], N, 5)
         layers, inputs = sources[0].made.pools.requests.mamba_pool.mamba_cache.conv[0].shape[::3]
         # Each element of the whole model's states has a number of its own.
         conv = 1 + np.arange(layers * channels(groups) * inputs, dtype=np.int16).reshape(layers, -1, inputs)
@@ -60,7 +60,7 @@ def test_each_rank_has_the_channels_of_sglangs_mixer(family: str, groups: int, p
         for target in targets:
             target.fill(7)
         before = [[each.copy() for each in _states(target)] for target in targets]
-        _hand_over(sources, targets, *lists)
+        move(sources, targets, *lists, N, [64])
         for number, target in enumerate(targets):
             held = share(text, groups, number, decode)
             expected = before[number]
@@ -77,12 +77,12 @@ def test_unknown_blocks_move_between_equal_tp_only(model: str, prefill: int, dec
         if prefill != decode:
             _is_refused(sources, targets)
             return
-        lists = _lists(sources, 4), _lists(targets, 5)
+        lists = Lists.draw(sources[0], N, 4), Lists.draw(targets[0], N, 5)
         for number, source in enumerate(sources):
             source.fill(6 + number)
             for first, own in zip(sources[0].buffers("aux"), source.buffers("aux"), strict=True):
                 own[:] = first
-        _hand_over(sources, targets, *lists)
+        move(sources, targets, *lists, N, [64])
         for source, target in zip(sources, targets, strict=True):
             for a, b in zip(_states(source), _states(target), strict=True):
                 assert np.array_equal(a[:, lists[0].slot], b[:, lists[1].slot])
@@ -115,34 +115,11 @@ def _maker(text: Any) -> Callable[[tuple[int, int]], Made]:
     return lambda tp: make_mamba2(text, tp)
 
 
-def _lists(ranks: Sequence[Side], seed: int) -> Lists:
-    """Every rank of a server has the same lists."""
-    return Lists.draw(ranks[0], N, seed)
-
-
-def _hand_over(sources: Sequence[Side], targets: Sequence[Side], ours: Lists, theirs: Lists) -> None:
-    room = next(rooms)
-    senders = [source.sender(room) for source in sources]
-    receivers = [target.receiver(room, N) for target in targets]
-    for receiver, target in zip(receivers, targets, strict=True):
-        receiver.init(0)
-        accept(receiver, target, theirs, N)
-    for sender, source in zip(senders, sources, strict=True):
-        until(sender.poll, WAITING)
-        send(sender, source, ours, N, [64])
-    for transfer in (*receivers, *senders):
-        until(transfer.poll, SUCCESS)
-
-
 def _is_refused(sources: Sequence[Side], targets: Sequence[Side]) -> None:
     room = next(rooms)
     for source in sources:
         source.sender(room)
-    receivers = [target.receiver(room, N) for target in targets]
-    for receiver, target in zip(receivers, targets, strict=True):
-        receiver.init(0)
-        accept(receiver, target, Lists.draw(target, N, 5), N)
-    for receiver in receivers:
+    for receiver in [ask(target, room, Lists.draw(target, N, 5), N) for target in targets]:
         until(receiver.poll, FAILED)
         said = str(reason(receiver))
         assert "do not describe the same state" in said

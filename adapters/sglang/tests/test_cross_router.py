@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import threading
-import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.bootstrap import answering, wait
 
 from statelink_sglang.backend import Directory
 
@@ -25,18 +23,9 @@ COMPLETED = {
 }
 
 
-class Engine(BaseHTTPRequestHandler):
+def engine(path: str, body: bytes) -> tuple[int, bytes]:
     """Answers as vLLM's prefill, and as SGLang's decode."""
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        body = json.dumps({"output_ids": [5, 6]} if self.path == "/generate" else COMPLETED).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None: ...
+    return 200, json.dumps({"output_ids": [5, 6]} if path == "/generate" else COMPLETED).encode()
 
 
 @pytest.fixture
@@ -49,25 +38,17 @@ def router() -> Any:
     return module
 
 
-@pytest.fixture
-def engine() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Engine) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-def test_decode_learns_where_prefills_links_are(router: Any, engine: str) -> None:
+def test_decode_learns_where_prefills_links_are(router: Any) -> None:
     directory = Directory(interval=0.02)
-    with router.serve(("127.0.0.1", 0), lambda here: router.VllmToSglang(engine, engine, "model", here)) as server:
+    with (
+        answering(engine) as at,
+        router.serve(("127.0.0.1", 0), lambda here: router.VllmToSglang(at, at, "model", here)) as server,
+    ):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         here = f"127.0.0.1:{server.server_port}"
         try:
             assert router.ask(here, "POST", "/generate", {"prompt": [1, 2], "max_tokens": 2}) == {"token_ids": [5, 6]}
-            until = time.monotonic() + 30
-            while (found := directory.find(here)) is None:
-                assert time.monotonic() < until, directory.why(here)
-                time.sleep(0.02)
+            found = wait(lambda: directory.find(here))
         finally:
             directory.close()
             server.shutdown()

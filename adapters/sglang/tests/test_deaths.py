@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -10,19 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from engine_processes import free_port
-from support.process import START, Host, Process
+from support.process import CONFIG, FAILED, START, WAITING, Host, N, Pair, Process, rooms
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.timeout(900)
 
-N = 256
-FAILED, BOOTSTRAPPING, WAITING, TRANSFERRING, SUCCESS = range(5)
-CONFIG: dict[str, Any] = {"backend": "tcp", "heartbeat": 0.5, "liveness": 4.0}
 KEY = "rank"
 MADE = ("support.pools", "make", {"kind": "hybrid"})
-rooms = itertools.count(1)
 
 Starter = Callable[..., Process]
 
@@ -43,119 +38,88 @@ def start(llama: Path) -> Iterator[Starter]:
         process.end()
 
 
-def _rank(process: Process, port: int, **config: Any) -> None:
+def _rank(process: Process, port: int, at: str = "", **config: Any) -> None:
     """Make the process's rank, once SGLang is imported."""
     process.result(START)
-    process(Host.start, KEY, MADE, port, {**CONFIG, **config})
+    process(Host.start, KEY, MADE, port, {**CONFIG, **config}, at=at)
     if process.name == "prefill":
         process(Host.rank, KEY, "fill", 1)
 
 
-def _on(process: Process, method: str, *arguments: Any, **named: Any) -> Any:
-    return process(Host.rank, KEY, method, *arguments, **named)
-
-
-def _half(prefill: Process, decode: Process) -> int:
+def _half(pair: Pair) -> int:
     """A request of which one chunk of two was sent."""
-    room = next(rooms)
-    _on(prefill, "open", room, N)
-    _on(decode, "open", room, N)
-    _on(decode, "name", room)
-    assert _on(prefill, "reach", room, WAITING)[-1] == WAITING
-    _on(prefill, "begin", room)
-    _on(prefill, "chunk", room, 0, 128)
+    room: int = next(rooms)
+    pair.open(room)
+    pair.on(pair.decode, "name", room)
+    assert pair.on(pair.prefill, "reach", room, WAITING)[-1] == WAITING
+    pair.on(pair.prefill, "begin", room)
+    pair.on(pair.prefill, "chunk", room, 0, 128)
     return room
 
 
-def _ordinary(prefill: Process, decode: Process) -> None:
-    _on(decode, "wipe")
-    room = _half(prefill, decode)
-    _on(prefill, "chunk", room, 128, N)
-    for process in (decode, prefill):
-        assert _on(process, "reach", room, SUCCESS)[-1] == SUCCESS, _on(process, "reason", room)
-    sent, arrived = _on(prefill, "items", room), _on(decode, "items", room)
-    for part, buffers in sent.items():
-        assert all((ours == theirs).all() for ours, theirs in zip(buffers, arrived[part], strict=True)), part
-    assert _on(decode, "stray", room) == 0
-    for process in (decode, prefill):
-        _on(process, "end", room)
-
-
-def _again(prefill: Process, decode: Process) -> None:
+def _again(pair: Pair) -> None:
     """Requests may fail until both sides have noticed that the other is back. Then one succeeds."""
     reasons = []
     for _ in range(20):
-        _on(decode, "meet")
+        pair.on(pair.decode, "meet")
         room = next(rooms)
-        _on(prefill, "open", room, N)
-        _on(decode, "open", room, N)
-        _on(decode, "name", room)
-        if _on(prefill, "soon", room, WAITING):
-            _on(prefill, "abort", room)
+        pair.open(room)
+        pair.on(pair.decode, "name", room)
+        if pair.on(pair.prefill, "soon", room, WAITING):
+            pair.on(pair.prefill, "abort", room)
             break
-        if _on(decode, "soon", room, FAILED):
-            reasons.append(_on(decode, "reason", room))
-        for process in (prefill, decode):
-            _on(process, "abort", room)
-            _on(process, "end", room)
+        if pair.on(pair.decode, "soon", room, FAILED):
+            reasons.append(pair.on(pair.decode, "reason", room))
+        for process in (pair.prefill, pair.decode):
+            pair.on(process, "abort", room)
+        pair.end(room)
     else:
         raise AssertionError(reasons)
-    _ordinary(prefill, decode)
+    pair.ordinary()
 
 
-def test_a_prefill_that_stands_still_fails_the_request_and_may_go_on(start: Starter) -> None:
+def _fails(pair: Pair, *processes: Process, room: int) -> None:
+    for process in processes:
+        assert pair.on(process, "reach", room, FAILED)[-1] == FAILED, process.name
+        pair.on(process, "reason", room)
+
+
+def test_a_side_that_stands_still_fails_the_request_and_may_go_on(start: Starter) -> None:
     port = free_port()
-    prefill, decode = start("prefill"), start("decode")
-    for process in (prefill, decode):
+    pair = Pair(start("prefill"), start("decode"), KEY)
+    for process in (pair.prefill, pair.decode):
         _rank(process, port)
-    _on(decode, "meet")
-    room = _half(prefill, decode)
-    prefill.stop()
-    assert _on(decode, "reach", room, FAILED)[-1] == FAILED
-    _on(decode, "reason", room)
-    prefill.go_on()
-    assert _on(prefill, "reach", room, FAILED)[-1] == FAILED, "no request succeeds on one side alone"
-    _on(prefill, "chunk", room, 128, N)  # it is ignored
-    assert _on(decode, "release", room, 60.0) < 60.0
-    for process in (prefill, decode):
-        _on(process, "end", room)
-    _again(prefill, decode)
-
-    room = _half(prefill, decode)
-    decode.stop()
-    assert _on(prefill, "reach", room, FAILED)[-1] == FAILED
-    _on(prefill, "reason", room)
-    decode.go_on()
-    assert _on(decode, "reach", room, FAILED)[-1] == FAILED
-    _on(decode, "reason", room)
-    assert _on(decode, "release", room, 60.0) < 60.0
-    for process in (prefill, decode):
-        _on(process, "end", room)
-    _again(prefill, decode)
+    pair.on(pair.decode, "meet")
+    for still, other in ((pair.prefill, pair.decode), (pair.decode, pair.prefill)):
+        room = _half(pair)
+        still.stop()
+        _fails(pair, other, room=room)
+        still.go_on()
+        _fails(pair, still, room=room)  # no request succeeds on one side alone
+        if still is pair.prefill:
+            pair.on(still, "chunk", room, 128, N)  # it is ignored
+        assert pair.on(pair.decode, "release", room, 60.0) < 60.0
+        pair.end(room)
+        _again(pair)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a network namespace needs root")
 def test_a_cut_network_fails_the_request_on_both_sides_and_is_mended(start: Starter, cable: Cable) -> None:
     port = free_port()
     (inside, near), (outside, far) = cable.hosts
-    prefill = start("prefill", tuple(inside), near)
-    decode = start("decode", tuple(outside), far)
-    _rank(prefill, port, listen=f"tcp://{near}:0", insecure=True)
-    decode.result(START)
-    decode(Host.start, KEY, MADE, port, {**CONFIG, "listen": f"tcp://{far}:0", "insecure": True}, at=near)
-    _on(decode, "meet")
-    _ordinary(prefill, decode)
-    room = _half(prefill, decode)
+    pair = Pair(start("prefill", tuple(inside), near), start("decode", tuple(outside), far), KEY)
+    _rank(pair.prefill, port, listen=f"tcp://{near}:0", insecure=True)
+    _rank(pair.decode, port, near, listen=f"tcp://{far}:0", insecure=True)
+    pair.on(pair.decode, "meet")
+    pair.ordinary()
+    room = _half(pair)
     cable.cut()
-    _on(prefill, "chunk", room, 128, N)
-    for process in (decode, prefill):
-        assert _on(process, "reach", room, FAILED)[-1] == FAILED, process.name
-        _on(process, "reason", room)
+    pair.on(pair.prefill, "chunk", room, 128, N)
+    _fails(pair, pair.decode, pair.prefill, room=room)
     cable.mend()
-    assert _on(decode, "release", room, 60.0) < 60.0
-    for process in (decode, prefill):
-        _on(process, "end", room)
-    _again(prefill, decode)
+    assert pair.on(pair.decode, "release", room, 60.0) < 60.0
+    pair.end(room)
+    _again(pair)
 
 
 class Cable:

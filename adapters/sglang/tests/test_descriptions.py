@@ -12,7 +12,7 @@ import torch
 from support.deepseek_v4 import make_v4, switched
 from support.newest import OLDER, WHY
 from support.pools import HEADS, PAGE, Made, listed, make, make_with_draft
-from support.sides import FAILED, Lists, accept, reason, rooms, sides, until
+from support.sides import FAILED, Lists, ask, reason, rooms, sides, until
 
 from statelink.errors import StateError
 from statelink_sglang.backend import describe_pools
@@ -80,9 +80,7 @@ def test_scales_of_blocks_move_between_equal_tp_only() -> None:
         room = next(rooms)
         for source in sources:
             source.sender(room)
-        receiver = target.receiver(room, PAGE)
-        receiver.init(0)
-        accept(receiver, target, Lists.draw(target, PAGE, 1), PAGE)
+        receiver = ask(target, room, Lists.draw(target, PAGE, 1), PAGE)
         until(receiver.poll, FAILED)
         assert "block_scale/layers.0-1.{k_scale,v_scale}: extent of axis 'rank': 1 on decode, 2 on prefill" in str(
             reason(receiver)

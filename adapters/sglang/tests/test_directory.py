@@ -10,12 +10,11 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, NamedTuple
 
 import pytest
 import zmq
-from support.bootstrap import FOR_EVER, OURS, at, put, row, send, wait
+from support.bootstrap import FOR_EVER, OURS, answering, at, put, row, send, wait
 from zmq.utils import z85
 
 from statelink import Keys
@@ -285,28 +284,13 @@ NESTED = b"[" * 900 + b"]" * 900
 def test_another_server_at_the_port_is_named(
     directory: Directory, answer: Any, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Other(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            if answer is None:
-                self.send_error(404)
-                return
-            body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None: ...
-
-    with HTTPServer(("127.0.0.1", 0), Other) as other:
-        threading.Thread(target=other.serve_forever, daemon=True).start()
-        at = f"127.0.0.1:{other.server_port}"
+    body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+    with answering(lambda *asked: (404 if answer is None else 200, body)) as at:
         directory.find(at)
         wait(lambda: "--disaggregation-transfer-backend statelink" in directory.why(at))
         assert said in directory.why(at)
         assert len(directory.why(at)) < 500
         assert not [each for each in caplog.records if each.levelname == "ERROR"]
-        other.shutdown()
 
 
 @pytest.fixture

@@ -7,11 +7,10 @@ import functools
 import json
 import threading
 from collections.abc import Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
-from support.bootstrap import FOR_EVER, OURS, at, put, row, send, wait
+from support.bootstrap import FOR_EVER, OURS, answering, at, put, row, send, wait
 
 from statelink_sglang.backend import (
     MOST_ROOMS,
@@ -174,24 +173,12 @@ HOSTILE = [
 def test_an_answer_of_another_kind_is_a_reason_and_no_traceback(
     answer: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Other(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-        def log_message(self, format: str, *args: Any) -> None: ...
-
     caplog.set_level("DEBUG", "statelink.sglang")
-    with HTTPServer(("127.0.0.1", 0), Other) as other:
-        threading.Thread(target=other.serve_forever, daemon=True).start()
-        where, finder = f"127.0.0.1:{other.server_port}", RankFinder(pause=0.02)
+    with answering(lambda *asked: (200, answer)) as where:
+        finder = RankFinder(pause=0.02)
         assert finder.find(where, 7) is None
         wait(lambda: len([each for each in caplog.messages if "gave an answer of another kind" in each]) > 1 or None)
         finder.forget(where, 7)
-        other.shutdown()
     assert not [each for each in caplog.records if each.levelname == "ERROR"]
 
 

@@ -7,7 +7,7 @@ import contextlib
 import numpy as np
 import pytest
 from support.pools import make_with_draft
-from support.sides import ADDRESS, SUCCESS, WAITING, Lists, Side, accept, at, link_config, rooms, send, until
+from support.sides import ADDRESS, Lists, Side, at, link_config, move
 
 pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
 
@@ -35,14 +35,7 @@ def test_the_drafts_buffers_arrive_as_well(
         source.fill(3)
         target.prefill_info_table[ADDRESS] = at(source.link.address)
         ours, theirs = Lists.draw(source, N, 4), Lists.draw(target, N, 5)
-        room = next(rooms)
-        sender, receiver = source.sender(room), target.receiver(room, N)
-        receiver.init(0)
-        accept(receiver, target, theirs, N)
-        until(sender.poll, WAITING)
-        send(sender, source, ours, N, [64])
-        for transfer in (receiver, sender):
-            until(transfer.poll, SUCCESS)
+        move([source], [target], ours, theirs, N, [64])
         for part in ("kv", *(name for names in states for name in names[:1])):  # SGLang's lists have the draft's, too
             buffers = list(zip(source.buffers(part), target.buffers(part), strict=True))
             assert len(buffers) == {"kv": 2 * (2 if kind == "mha" else 1) + (2 if kind == "mha" else 1), "dsa": 3}[part]

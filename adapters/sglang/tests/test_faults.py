@@ -6,17 +6,15 @@ belong, and the next request succeeds. docs/comparison.md has what SGLang's own 
 
 from __future__ import annotations
 
-import itertools
 import re
 import socket
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import pytest
 from engine_processes import free_port
-from support.process import START, Host, Process
+from support.process import CONFIG, FAILED, IMPATIENT, START, WAITING, Host, N, Pair, Process, rooms
 
 from statelink.errors import StatelinkError
 
@@ -25,77 +23,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(600)
 
-N = 256
-FAILED, BOOTSTRAPPING, WAITING, TRANSFERRING, SUCCESS = range(5)
-CONFIG: dict[str, Any] = {"backend": "tcp", "heartbeat": 0.5, "liveness": 4.0}
 SWA = {"kind": "swa", "window": 128}
 HYBRID = {"kind": "hybrid"}
-IMPATIENT = (10.0, 60.0)
-"""Seconds that prefill waits for decode to name its memory, and decode for the state, where requests do not meet."""
-rooms = itertools.count(1)
-
-
-class Pair(NamedTuple):
-    """A rank on each side that know each other, by the same key in both processes."""
-
-    prefill: Process
-    decode: Process
-    key: str
-
-    def on(self, process: Process, method: str, *arguments: Any, **named: Any) -> Any:
-        return process(Host.rank, self.key, method, *arguments, **named)
-
-    def open(self, room: int, tokens: int = N, prefix: int = 0) -> None:
-        self.on(self.prefill, "open", room, tokens)
-        self.on(self.decode, "open", room, tokens, prefix)
-
-    def fails(self, room: int, said: str = "") -> str:
-        """Both sides fail; decode's reason. Each of them has the text."""
-        reasons = []
-        for process in (self.decode, self.prefill):
-            assert self.on(process, "reach", room, FAILED)[-1] == FAILED, process.name
-            reasons.append(self.on(process, "reason", room))
-            assert re.search(said, reasons[-1]), reasons
-        assert self.on(self.decode, "release", room, 30.0) < 30.0
-        self.end(room)
-        return str(reasons[0])
-
-    def fails_on_decode(self, room: int) -> str:
-        """Decode fails at once, with a reason; prefill hears of it from decode, or reaches its limit."""
-        assert self.on(self.decode, "reach", room, FAILED, seconds=IMPATIENT[0])[-1] == FAILED
-        reason = self.on(self.decode, "reason", room)
-        assert self.on(self.decode, "arrived", room) == 0
-        assert self.on(self.prefill, "reach", room, FAILED)[-1] == FAILED
-        self.on(self.prefill, "reason", room)
-        self.end(room)
-        return str(reason)
-
-    def succeeds(self, room: int) -> None:
-        """Both sides succeed, every byte is there, and none is where it does not belong."""
-        for process in (self.decode, self.prefill):
-            assert self.on(process, "reach", room, SUCCESS)[-1] == SUCCESS, self.on(process, "reason", room)
-        sent, arrived = self.on(self.prefill, "items", room), self.on(self.decode, "items", room)
-        assert list(sent) == list(arrived)
-        for part, buffers in sent.items():
-            for ours, theirs in zip(buffers, arrived[part], strict=True):
-                assert ours.any()
-                assert np.array_equal(ours, theirs), part
-        assert self.on(self.decode, "stray", room) == 0
-        self.end(room)
-
-    def end(self, room: int) -> None:
-        for process in (self.decode, self.prefill):
-            self.on(process, "end", room)
-
-    def ordinary(self, prefix: int = 0, room: int = 0) -> None:
-        """A request without a fault succeeds."""
-        room = room or next(rooms)
-        self.on(self.decode, "wipe")
-        self.open(room, N, prefix)
-        self.on(self.decode, "name", room)
-        assert self.on(self.prefill, "reach", room, WAITING)[-1] == WAITING
-        self.on(self.prefill, "send", room, 64, 128)
-        self.succeeds(room)
 
 
 class Two(NamedTuple):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import zmq
+from support.bootstrap import answering
 from support.sides import (
     ADDRESS,
     FAILED,
@@ -18,9 +17,10 @@ from support.sides import (
     WAITING,
     Lists,
     Side,
-    accept,
+    ask,
     hand_over,
     meet,
+    move,
     reason,
     rooms,
     safe,
@@ -47,9 +47,7 @@ N = 100
 def test_servers_that_hold_other_state_refuse_each_other_by_name(differs: dict[str, Any], said: str) -> None:
     with sides("mha", **differs) as ((source,), (target,)):
         for room in (next(rooms), next(rooms)):  # the second time, the link knows it
-            sender, receiver = source.sender(room), target.receiver(room, N)
-            receiver.init(0)
-            accept(receiver, target, Lists.draw(target, N, 1), N)
+            sender, receiver = source.sender(room), ask(target, room, Lists.draw(target, N, 1), N)
             until(receiver.poll, FAILED)
             assert said in str(reason(receiver))
             receiver.ensure_abort_notified(force_arm=True)
@@ -135,18 +133,7 @@ def test_each_server_has_a_key_of_its_own(prefill: int, decode: int) -> None:
     keys = tuple({"keys": {"secret": secret, "allow": [ours[0], theirs[0]]}} for _, secret in (ours, theirs))
     with sides("mha", prefill, decode, own=(keys[0], keys[1])) as (sources, targets):
         assert {parse_endpoint(side.link.address).key for side in targets} == {theirs[0]}
-        room = next(rooms)
-        lists = Lists.draw(sources[0], N, 8), Lists.draw(targets[0], N, 9)
-        senders = [source.sender(room) for source in sources]
-        receivers = [target.receiver(room, N) for target in targets]
-        for receiver, target in zip(receivers, targets, strict=True):
-            receiver.init(0)
-            accept(receiver, target, lists[1], N)
-        for sender, source in zip(senders, sources, strict=True):
-            until(sender.poll, WAITING)
-            send(sender, source, lists[0], N, [48])
-        for transfer in (*senders, *receivers):
-            until(transfer.poll, SUCCESS)
+        move(sources, targets, Lists.draw(sources[0], N, 8), Lists.draw(targets[0], N, 9), N, [48])
 
 
 def test_a_key_that_is_not_allowed_fails_the_request_with_the_reason() -> None:
@@ -156,11 +143,8 @@ def test_a_key_that_is_not_allowed_fails_the_request_with_the_reason() -> None:
         {"keys": {"secret": theirs[1], "allow": [ours[0], theirs[0]]}},
     )
     with sides("mha", own=own) as (_, (target,)):
-        room = next(rooms)
         target.timeouts = target.timeouts._replace(waiting=3.0)
-        receiver = target.receiver(room, N)
-        receiver.init(0)
-        accept(receiver, target, Lists.draw(target, N, 10), N)
+        receiver = ask(target, next(rooms), Lists.draw(target, N, 10), N)
         until(receiver.poll, FAILED)
         assert "the limit is" in str(reason(receiver))
 
@@ -186,13 +170,10 @@ def test_a_request_goes_to_the_dp_rank_of_prefill_that_sglang_names() -> None:
 
 def test_a_dp_rank_that_decode_will_not_look_at_fails_the_request(pair: tuple[Side, Side]) -> None:
     source, target = pair
-    source.dp = (0, 2)
-    try:
+    with mock.patch.object(source, "dp", (0, 2)):
         sender = source.sender(2 * next(rooms) + 1)
-        assert sender.poll() == FAILED
-        assert "name 'disagg_prefill_dp_rank' in the request" in str(reason(sender))
-    finally:
-        source.dp = (0, 1)
+    assert sender.poll() == FAILED
+    assert "name 'disagg_prefill_dp_rank' in the request" in str(reason(sender))
     receiver = target.receiver(next(rooms), N)
     receiver.init(1)
     assert receiver.poll() == FAILED
@@ -202,72 +183,45 @@ def test_a_dp_rank_that_decode_will_not_look_at_fails_the_request(pair: tuple[Si
 # Retraction for new weights.
 
 
-class _Server(BaseHTTPRequestHandler):
-    """Prefill's HTTP port."""
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.seen.append((self.path, body))  # type: ignore[attr-defined]
-        answer = json.dumps({"error": body.get("answer", "")}).encode()
-        self.send_response(body.get("status", 200))
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, format: str, *args: Any) -> None: ...
-
-
-@pytest.fixture
-def prefill_http() -> Iterator[Any]:
-    with HTTPServer(("127.0.0.1", 0), _Server) as server:
-        server.seen = []  # type: ignore[attr-defined]
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.shutdown()
-
-
-def _retracted(target: Side, port: int, **payload: Any) -> Any:
-    target.prefill_info_table[ADDRESS].http_port = port
-    receiver = target.receiver(next(rooms), N)
-    receiver.init(0)
-    accept(receiver, target, Lists.draw(target, N, 13), N)
+def _retracted(target: Side, at: str, **payload: Any) -> Any:
+    """A request that decode has retracted, with the address of prefill's HTTP port."""
+    target.prefill_info_table[ADDRESS].http_port = int(at.partition(":")[2])
+    receiver = ask(target, next(rooms), Lists.draw(target, N, 13), N)
     target.submit_prefill_recompute(receiver, payload)
     return receiver
 
 
-def test_prefill_is_asked_to_compute_a_retracted_request_anew(pair: tuple[Side, Side], prefill_http: Any) -> None:
-    receiver = _retracted(pair[1], prefill_http.server_port, rid="a", input_ids=[5, 6])
-    until(lambda: SUCCESS if prefill_http.seen else WAITING, SUCCESS)
+def test_prefill_is_asked_to_compute_a_retracted_request_anew(pair: tuple[Side, Side]) -> None:
+    seen = []
+
+    def answer(path: str, body: bytes) -> tuple[int, bytes]:
+        seen.append((path, json.loads(body)))
+        return 200, b"{}"
+
+    with answering(answer) as at:
+        receiver = _retracted(pair[1], at, rid="a", input_ids=[5, 6])
+        until(lambda: SUCCESS if seen else WAITING, SUCCESS)
     rank = {"routed_dp_rank": 0, "disagg_prefill_dp_rank": 0}
-    assert prefill_http.seen == [("/generate", {"rid": "a", "input_ids": [5, 6], **rank})]
+    assert seen == [("/generate", {"rid": "a", "input_ids": [5, 6], **rank})]
     assert receiver.poll() not in (FAILED, SUCCESS)
     receiver.abort()
 
 
-def test_a_request_that_prefill_will_not_compute_anew_fails_with_the_reason(
-    pair: tuple[Side, Side], prefill_http: Any
-) -> None:
-    receiver = _retracted(pair[1], prefill_http.server_port, status=400, answer="too long")
-    until(receiver.poll, FAILED)
+def test_a_request_that_prefill_will_not_compute_anew_fails_with_the_reason(pair: tuple[Side, Side]) -> None:
+    with answering(lambda *asked: (400, b'{"error": "too long"}')) as at:
+        receiver = _retracted(pair[1], at)
+        until(receiver.poll, FAILED)
     assert "prefill was to compute a retracted request anew, and did not" in str(reason(receiver))
     assert "400" in str(reason(receiver))
     assert "too long" in str(reason(receiver))
 
 
-class _Executor:
-    def __init__(self) -> None:
-        self.jobs = 0
-
-    def submit(self, job: Any, *given: Any) -> None:
-        self.jobs += 1
-
-
 def test_one_rank_of_decode_asks_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    executor = _Executor()
+    executor = mock.Mock()
     monkeypatch.setattr(Side, "_ensure_prefill_recompute_executor", lambda side: executor)  # the name is SGLang's
     with sides("mha", 1, 2) as (_, targets):
         for target in targets:
             receiver = target.receiver(next(rooms), N)
             receiver.init(0)
             target.submit_prefill_recompute(receiver, {})
-        assert executor.jobs == 1
+        executor.submit.assert_called_once()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.sides import SUCCESS, WAITING, Lists, Side, accept, rooms, send, until
+from support.sides import SUCCESS, WAITING, Lists, Side, ask, meet, rooms, send, until
 
 pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
 
@@ -45,9 +45,7 @@ def events(pair: tuple[Side, Side]) -> list[Event]:
 def test_prefill_writes_once_the_forward_passes_before_have_ended(pair: tuple[Side, Side], events: list[Event]) -> None:
     source, target = pair
     room = next(rooms)
-    sender, receiver = source.sender(room), target.receiver(room, N)
-    receiver.init(0)
-    accept(receiver, target, Lists.draw(target, N, 60), N)
+    sender, receiver = source.sender(room), ask(target, room, Lists.draw(target, N, 60), N)
     (event,) = events
     assert event.stream == "forwards"
     time.sleep(0.3)
@@ -61,10 +59,6 @@ def test_prefill_writes_once_the_forward_passes_before_have_ended(pair: tuple[Si
 def test_without_the_overlap_schedule_nothing_is_waited_for(pair: tuple[Side, Side], events: list[Event]) -> None:
     source, target = pair
     target.scheduler.enable_overlap = False
-    room = next(rooms)
-    sender, receiver = source.sender(room), target.receiver(room, N)
-    receiver.init(0)
-    accept(receiver, target, Lists.draw(target, N, 62), N)
-    until(sender.poll, WAITING)
+    sender, _ = meet(source, target, next(rooms), Lists.draw(target, N, 62), N)
     assert events == []
     sender.abort()

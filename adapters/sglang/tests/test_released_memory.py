@@ -13,6 +13,7 @@ from support.sides import (
     Lists,
     Side,
     accept,
+    ask,
     hand_over,
     meet,
     reason,
@@ -50,9 +51,7 @@ def test_a_request_that_comes_while_memory_is_away_fails_on_prefill_and_waits_on
     assert sender.poll() == FAILED
     assert "the link is suspended" in str(reason(sender))
     room = next(rooms)
-    receiver = target.receiver(room, N)
-    receiver.init(0)
-    accept(receiver, target, Lists.draw(target, N, 1), N)
+    receiver = ask(target, room, Lists.draw(target, N, 1), N)
     assert receiver.poll() == TRANSFERRING
     source.register_buffer_to_engine()
     sender = source.sender(room)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.pools import make
-from support.sides import ADDRESS, FAILED, SUCCESS, Lists, Side, accept, at, reason, rooms, until
+from support.sides import ADDRESS, FAILED, SUCCESS, Lists, Side, ask, at, reason, rooms, until
 
 import statelink
 from statelink import state
@@ -46,9 +46,7 @@ def hand(link: Link, target: Side, params: Any, *states: int) -> tuple[Any, List
     sending = link.send(room, N)
     sending.push({"kv": list(range(1, 4))})
     lists = Lists.draw(target, N, room)
-    receiver = target.receiver(room, N, request(params))
-    receiver.init(0)
-    accept(receiver, target, lists, N)
+    receiver = ask(target, room, lists, N, request=request(params))
     end = receiver.poll
     while (found := end()) not in (SUCCESS, FAILED):
         pass
@@ -80,10 +78,7 @@ def test_a_request_that_names_no_token_fails_by_name(params: Any) -> None:
 
 def test_without_the_option_the_servers_do_not_match() -> None:
     with without_rows(optional=False) as (_, target):
-        room = next(rooms)
-        receiver = target.receiver(room, N, request({FIRST_TOKEN: TOKEN}))
-        receiver.init(0)
-        accept(receiver, target, Lists.draw(target, N, 1), N)
+        receiver = ask(target, next(rooms), Lists.draw(target, N, 1), N, request=request({FIRST_TOKEN: TOKEN}))
         until(lambda: -1 if receiver.poll() == FAILED else receiver.poll(), -1)
         assert "component aux (type aux): present on decode, absent on prefill" in str(reason(receiver))
 
@@ -103,9 +98,7 @@ def test_rows_that_prefill_sends_are_left_as_they_are() -> None:
         sending = source.link.send(room, N)
         sending.push({"kv": list(range(1, 4)), "aux": 3})
         lists = Lists.draw(target, N, room)
-        receiver = target.receiver(room, N, request({FIRST_TOKEN: TOKEN}))
-        receiver.init(0)
-        accept(receiver, target, lists, N)
+        receiver = ask(target, room, lists, N, request=request({FIRST_TOKEN: TOKEN}))
         until(receiver.poll, SUCCESS)
         assert target.metadata.output_ids[lists.row, 0].item() == 5
 

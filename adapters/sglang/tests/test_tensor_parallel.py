@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from support.pools import GDN_BLOCKS, WINDOW
-from support.sides import SUCCESS, WAITING, Lists, Side, accept, rooms, send, sides, until
+from support.sides import Lists, Side, move, sides
 
 pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
 
@@ -24,24 +24,13 @@ SHARED = {"mla": ("kv", "aux"), "dsa": ("kv", "dsa", "aux")}
 @pytest.mark.parametrize("kind", ["mha", "swa", "gdn", "mla", "dsa"])
 def test_every_rank_has_its_share(kind: str, prefill: int, decode: int) -> None:
     with sides(kind, prefill, decode, own=(DIGEST, DIGEST)) as (sources, targets):
-        room = next(rooms)
-        # Every rank of a server has the same lists.
         ours, theirs = Lists.draw(sources[0], N, 4), Lists.draw(targets[0], N, 5)
         for number, source in enumerate(sources):
             source.fill(6 + number)
             for part in SHARED.get(kind, ("aux",)):
                 for first, own in zip(sources[0].buffers(part), source.buffers(part), strict=True):
                     own[:] = first
-        senders = [source.sender(room) for source in sources]
-        receivers = [target.receiver(room, N) for target in targets]
-        for receiver, target in zip(receivers, targets, strict=True):
-            receiver.init(0)
-            accept(receiver, target, theirs, N)
-        for sender, source in zip(senders, sources, strict=True):
-            until(sender.poll, WAITING)
-            send(sender, source, ours, N, [64])
-        for transfer in (*receivers, *senders):
-            until(transfer.poll, SUCCESS)
+        move(sources, targets, ours, theirs, N, [64])
         for part in SHARED.get(kind, ("aux",)):
             for target in targets:
                 for a, b in zip(sources[0].buffers(part), target.buffers(part), strict=True):

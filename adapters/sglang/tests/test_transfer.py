@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from support.sides import (
     Lists,
     Side,
     accept,
+    ask,
     at,
     give_back,
     hand_over,
@@ -188,42 +190,31 @@ def test_a_rank_that_another_rank_fails_says_so_and_gives_the_room_up(pair: tupl
 
 def test_prefill_waits_for_decode_no_longer_than_sglang_says(pair: tuple[Side, Side]) -> None:
     source, _ = pair
-    source.timeouts = Timeouts(bootstrap=0.05, waiting=60.0)
-    try:
+    with mock.patch.object(source, "timeouts", Timeouts(bootstrap=0.05, waiting=60.0)):
         sender = source.sender(next(rooms))
         until(sender.poll, FAILED)
-        assert "decode never asked for it" in str(reason(sender))
-        assert "the limit is SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT" in str(reason(sender))
-    finally:
-        source.timeouts = Timeouts(60.0, 60.0)
+    assert "decode never asked for it" in str(reason(sender))
+    assert "the limit is SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT" in str(reason(sender))
 
 
 def test_decode_waits_for_the_state_no_longer_than_sglang_says(pair: tuple[Side, Side]) -> None:
     source, target = pair
-    target.timeouts = Timeouts(bootstrap=60.0, waiting=0.05)
-    try:
+    with mock.patch.object(target, "timeouts", Timeouts(bootstrap=60.0, waiting=0.05)):
         room = next(rooms)
-        sender, receiver = source.sender(room), target.receiver(room, N)
-        receiver.init(0)
-        accept(receiver, target, Lists.draw(target, N, 16), N)
+        sender, receiver = source.sender(room), ask(target, room, Lists.draw(target, N, 16), N)
         until(receiver.poll, FAILED)
         assert "it still waits for" in str(reason(receiver))
         assert "the limit is SGLANG_DISAGGREGATION_WAITING_TIMEOUT" in str(reason(receiver))
         until(sender.poll, FAILED)
-    finally:
-        target.timeouts = Timeouts(60.0, 60.0)
 
 
 def test_a_request_that_waits_for_memory_does_not_time_out(pair: tuple[Side, Side]) -> None:
     _, target = pair
-    target.timeouts = Timeouts(bootstrap=0.0, waiting=0.0)
-    try:
+    with mock.patch.object(target, "timeouts", Timeouts(bootstrap=0.0, waiting=0.0)):
         receiver = target.receiver(next(rooms), N)
         receiver.init(0)
         assert [receiver.poll() for _ in range(3)] == [WAITING] * 3
-    finally:
-        target.timeouts = Timeouts(60.0, 60.0)
-        receiver.abort()
+    receiver.abort()
 
 
 def test_the_reason_of_a_failure_can_be_sent(pair: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,9 +231,7 @@ def test_the_reason_of_a_failure_can_be_sent(pair: tuple[Side, Side], monkeypatc
 @pytest.mark.parametrize("room", [0, None, -1, 1 << 64])
 def test_a_room_that_is_no_room_fails_the_request_and_not_the_scheduler(pair: tuple[Side, Side], room: Any) -> None:
     source, target = pair
-    sender, receiver = source.sender(room), target.receiver(room, N)
-    receiver.init(0)
-    accept(receiver, target, Lists.draw(target, N, 24), N)
+    sender, receiver = source.sender(room), ask(target, room, Lists.draw(target, N, 24), N)
     for transfer in (sender, receiver):
         assert transfer.poll() == FAILED
         assert "room" in str(reason(transfer))
@@ -283,33 +272,24 @@ def test_a_chunk_that_does_not_add_up_fails_the_request(
 
 def test_a_prefill_that_is_gone_fails_requests_that_have_not_met_it(pair: tuple[Side, Side]) -> None:
     _, target = pair
-    before = target.prefill_info_table[ADDRESS]
-    gone = target.prefill_info_table[ADDRESS] = at("tcp://127.0.0.1:9")
-    try:
-        asks, queues = target.receiver(next(rooms), N), target.receiver(next(rooms), N)
-        for receiver in (asks, queues):
-            receiver.init(0)
-        accept(asks, target, Lists.draw(target, N, 19), N)
+    gone = at("tcp://127.0.0.1:9")
+    with mock.patch.dict(target.prefill_info_table, {ADDRESS: gone}):
+        asks, queues = ask(target, next(rooms), Lists.draw(target, N, 19), N), target.receiver(next(rooms), N)
+        queues.init(0)
         assert (asks.poll(), queues.poll()) == (TRANSFERRING, WAITING)
         gone.instances[0].gone = "the prefill server was started anew"
         for receiver in (asks, queues):
             until(receiver.poll, FAILED)
             assert "started anew" in str(reason(receiver))
-    finally:
-        target.prefill_info_table[ADDRESS] = before
 
 
 def test_a_prefill_that_is_not_known_fails_the_request(pair: tuple[Side, Side]) -> None:
     _, target = pair
-    known = target.prefill_info_table.copy()
-    target.prefill_info_table.clear()
-    try:
+    with mock.patch.dict(target.prefill_info_table, clear=True):
         receiver = target.receiver(next(rooms), N)
         receiver.init(0)
         assert receiver.poll() == FAILED
         assert "the prefill server at 127.0.0.1:1 is not known" in str(reason(receiver))
-    finally:
-        target.prefill_info_table.update(known)
 
 
 class _Written:
@@ -328,11 +308,9 @@ class _Written:
 def _failed(target: Side, room: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Receiver, _Written]:
     """A request that has failed after it had named its memory."""
     written: Any = _Written()
-    receiver = target.receiver(room, N)
-    receiver.init(0)
     with monkeypatch.context() as patched:
         patched.setattr(target.link, "receive", lambda *given, **more: written)
-        accept(receiver, target, Lists.draw(target, N, 42), N)
+        receiver = ask(target, room, Lists.draw(target, N, 42), N)
     receiver.ensure_abort_notified(force_arm=True)
     return receiver, written
 

@@ -1,10 +1,13 @@
-"""What ranks of prefill say to a bootstrap server, over real HTTP."""
+"""What ranks of prefill say to a bootstrap server, and servers that answer anything, over real HTTP."""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from statelink_sglang.backend import SCHEMA, Bootstrap, BootstrapServer, KeyPair, Row
@@ -38,6 +41,28 @@ def send(server: BootstrapServer, method: str, path: str, body: bytes, **headers
         return answer.status, answer.read()
     finally:
         connection.close()
+
+
+@contextlib.contextmanager
+def answering(answer: Callable[[str, bytes], tuple[int, bytes]]) -> Iterator[str]:
+    """A server whose answers, a status and a body, a function makes of the path and the body. Gives its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = answer(self.path, self.rfile.read(int(self.headers.get("Content-Length", 0))))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 def wait(condition: Callable[[], Any]) -> Any:

@@ -264,25 +264,47 @@ def accept(receiver: Receiver, side: Side, lists: Lists, tokens: int, prefix: in
     receiver.send_metadata(lists.pages[prefix // page :], lists.row, states, decode_prefix_len=prefix)
 
 
-def meet(
-    source: Side, target: Side, room: int, theirs: Lists, tokens: int, *, prefix: int = 0, dp: int = 0
-) -> tuple[Sender, Receiver]:
-    """A request whose two sides have met: decode has named its memory, and prefill may send.
+def ask(
+    target: Side, room: Any, theirs: Lists, tokens: int, *, prefix: int = 0, dp: int = 0, request: Any = None
+) -> Receiver:
+    """A request whose memory decode has named.
 
     Args:
-        source: A rank of prefill.
         target: A rank of decode.
         room: The room.
         theirs: What decode's queue has of the request.
         tokens: Tokens of the request, as decode counts them.
         prefix: How many of them decode holds already.
         dp: The DP rank of prefill that decode asks.
+        request: SGLang's, if something of it is looked at.
     """
-    sender, receiver = source.sender(room), target.receiver(room, tokens)
+    receiver = target.receiver(room, tokens, request)
     receiver.init(dp)
     accept(receiver, target, theirs, tokens, prefix)
+    return receiver
+
+
+def meet(
+    source: Side, target: Side, room: int, theirs: Lists, tokens: int, *, prefix: int = 0, dp: int = 0
+) -> tuple[Sender, Receiver]:
+    """A request whose two sides have met, so that prefill may send. See `ask`."""
+    sender, receiver = source.sender(room), ask(target, room, theirs, tokens, prefix=prefix, dp=dp)
     until(sender.poll, WAITING)
     return sender, receiver
+
+
+def move(
+    sources: Sequence[Side], targets: Sequence[Side], ours: Lists, theirs: Lists, tokens: int, ends: Sequence[int]
+) -> None:
+    """Move a request between all ranks of both servers. Every rank of a server has the same lists."""
+    room = next(rooms)
+    senders = [source.sender(room) for source in sources]
+    receivers = [ask(target, room, theirs, tokens) for target in targets]
+    for sender, source in zip(senders, sources, strict=True):
+        until(sender.poll, WAITING)
+        send(sender, source, ours, tokens, ends)
+    for transfer in (*receivers, *senders):
+        until(transfer.poll, SUCCESS)
 
 
 def hand_over(source: Side, target: Side, room: int = 0, without: Sequence[int] = ()) -> None:

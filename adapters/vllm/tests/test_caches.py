@@ -137,21 +137,6 @@ def test_groups_of_one_type_are_numbered() -> None:
     ]
 
 
-def test_opaque_pages_of_two_sizes_are_refused_by_name() -> None:
-    pair = (full(1, "LBHNC", block, backend="CPU_ATTN") for block in (16, 32))
-    with sides(*pair) as (one, other), pytest.raises(StatelinkError, match="extent of axis 'cell'"):
-        hand(one, other, 16, 0, [[1]], [[1]])
-
-
-def test_backends_of_attention_that_pack_otherwise_are_refused_by_name() -> None:
-    pair = (full(1, "LBHNC", 16, backend=name) for name in ("FLASH_ATTN", "CPU_ATTN"))
-    with (
-        sides(*pair) as (one, other),
-        pytest.raises(StatelinkError, match="kv: format: 'CPU_ATTN' on decode, '' on prefill"),
-    ):
-        hand(one, other, 16, 0, [[1]], [[1]])
-
-
 def test_blocks_that_attention_splits_are_moved_in_its_parts() -> None:
     truth = truth_of(3, HEADS, 16)
     with sides(full(1, "LBHNC", 32, kernel=16), full(1, "LBHNC", 16)) as (sources, targets):
@@ -241,25 +226,19 @@ def test_recurrent_states_are_cut_for_every_width_and_order(
     kind: str, widths: tuple[int, int], orders: tuple[bool, bool]
 ) -> None:
     layer = KINDS[kind]
-    draw = torch.Generator().manual_seed(11)
-    total = sum(channels for channels, _ in layer.blocks)
-    conv, heads = torch.rand((2, total, 2), generator=draw), torch.rand((2, layer.heads, 4, 3), generator=draw)
+    truth = layer.truth(groups=2, layers=1)
     prefill = layer.side(widths[0], orders[0], 1024)
     decode = layer.side(widths[1], orders[1], 2048 if widths[0] != widths[1] else 1024)
     with sides(prefill, decode) as (sources, targets):
         for rank in sources:
             for group, block in enumerate((3, 4)):
-                ours, states = layer.parts(rank, group, block, orders[0])
-                ours[:] = conv[group, layer.share(*rank.tp)]
-                first = rank.tp[0] * layer.heads // rank.tp[1]
-                states[:] = heads[group, first : first + len(states)]
+                for ours, right in layer.pairs(rank, group, block, truth, orders[0]):
+                    ours[:] = right
         hand(sources, targets, TOKENS, 0, [[0, 0, 3], [0, 0, 4]], [[0, 6], [0, 7]])
         for rank in targets:
             for group, block in enumerate((6, 7)):
-                ours, states = layer.parts(rank, group, block, orders[1])
-                assert torch.equal(ours, conv[group, layer.share(*rank.tp)])
-                first = rank.tp[0] * layer.heads // rank.tp[1]
-                assert torch.equal(states, heads[group, first : first + len(states)])
+                for ours, right in layer.pairs(rank, group, block, truth, orders[1]):
+                    assert torch.equal(ours, right)
 
 
 def test_a_state_of_which_only_the_size_is_known_moves_between_equal_widths_only() -> None:
@@ -309,27 +288,35 @@ def test_the_layers_of_a_pipelines_stages_arrive_where_they_are_held(stages: tup
         assert [layer for rank in targets for layer in rank.tensors(0)] == list(LAYERS)
 
 
+def of_groups(*groups: tuple[Any, Sequence[int]]) -> list[tuple[Cache, Model]]:
+    """The only rank of a side with such groups of layers."""
+    return [(make_cache(groups), model_of())]
+
+
+FULL, LONGER = (attention(HEADS), LAYERS), (attention(HEADS), (*LAYERS, 4))
+
+
 @pytest.mark.parametrize(
     ("prefill", "decode", "said"),
     [
-        (LAYERS, (*LAYERS, 4), r"kv/layers\.4\..*present on decode, absent on prefill"),
-        ((*LAYERS, 4), LAYERS, r"kv/layers\.4\..*absent on decode, present on prefill"),
+        (*(full(1, "LBHNC", block, backend="CPU_ATTN") for block in (16, 32)), "extent of axis 'cell'"),
+        (
+            *(full(1, "LBHNC", 16, backend=name) for name in ("FLASH_ATTN", "CPU_ATTN")),
+            "kv: format: 'CPU_ATTN' on decode, '' on prefill",
+        ),
+        # Both servers need the same draft model: what it computed of the prompt is state, too.
+        (of_groups(FULL), of_groups(LONGER), r"kv/layers\.4\..*present on decode, absent on prefill"),
+        (of_groups(LONGER), of_groups(FULL), r"kv/layers\.4\..*absent on decode, present on prefill"),
+        (
+            of_groups(FULL),
+            of_groups(FULL, (attention(HEADS, window=32), (4,))),
+            r"component swa \(type swa\).*present on decode, absent on prefill",
+        ),
     ],
+    ids=["sizes", "backends", "a layer more on decode", "a layer more on prefill", "a group more"],
 )
-def test_layers_of_a_draft_that_one_side_has_are_refused_by_name(
-    prefill: tuple[int, ...], decode: tuple[int, ...], said: str
-) -> None:
-    """Both servers need the same draft model: what it computed of the prompt is state, too."""
-    pair = ([(make_cache([(attention(HEADS), layers)]), model_of())] for layers in (prefill, decode))
-    with sides(*pair) as (one, other), pytest.raises(StatelinkError, match=said):
-        hand(one, other, 16, 0, [[1]], [[1]])
-
-
-def test_a_group_of_draft_layers_that_only_decode_has_is_refused_by_name() -> None:
-    groups = [(attention(HEADS), LAYERS), (attention(HEADS, window=32), (4,))]
-    said = r"component swa \(type swa\).*present on decode, absent on prefill"
-    pair = ([(make_cache(given), model_of())] for given in (groups[:1], groups))
-    with sides(*pair) as (one, other), pytest.raises(StatelinkError, match=said):
+def test_servers_that_do_not_fit_are_refused_by_name(prefill: Any, decode: Any, said: str) -> None:
+    with sides(prefill, decode) as (one, other), pytest.raises(StatelinkError, match=said):
         hand(one, other, 16, 0, [[1]], [[1], [2]])
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.caches import Cache, Rank, attention, hand, make_cache, model_of, recurrent, sides
+from support.caches import Cache, attention, hand, make_cache, model_of, recurrent, sides
 from support.layers import HEADS, KINDS, LAYERS, TOKENS, heads_of, read, truth_of, write
 
 pytestmark = pytest.mark.smoke
@@ -41,18 +41,6 @@ def tables_of(tokens: int, block: int) -> list[list[int]]:
     return [pages, *([0] * (count - 1) + [2 * count + 3 + number] for number in range(len(STATES)))]
 
 
-def states_of(rank: Rank, kind: str, group: int, block: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The convolution and the heads of each layer of a group, as vLLM's layers read them."""
-    layer = KINDS[kind]
-    channels, heads = len(layer.share(*rank.tp)), layer.heads // rank.tp[1]
-    found = []
-    for tensor in rank.tensors(group).values():
-        raw = tensor[block].flatten()
-        conv = raw[: channels * 8].view(torch.float32).view(2, channels).T
-        found.append((conv, raw[channels * 8 :][: heads * 48].view(torch.float32).view(-1, 4, 3)))
-    return found
-
-
 @pytest.mark.parametrize("kind", ["Mamba2", "Mamba2 with one group"])
 @pytest.mark.parametrize("widths", [(1, 1), (2, 1), (1, 2), (2, 2)])
 @pytest.mark.parametrize("sizes", [(16, 16), (16, 32), (32, 16)])
@@ -61,27 +49,21 @@ def test_states_and_pages_arrive_together_at_every_width_and_block_size(
     kind: str, widths: tuple[int, int], sizes: tuple[int, int], prefix: int
 ) -> None:
     layer, truth = KINDS[kind], truth_of(21, HEADS, 16)
-    draw = torch.Generator().manual_seed(22)
-    total = sum(channels for channels, _ in layer.blocks)
-    conv, heads = torch.rand((3, 2, total, 2), generator=draw), torch.rand((3, 2, layer.heads, 4, 3), generator=draw)
+    states = layer.truth(groups=3, layers=2)
     source, target = (tables_of(TOKENS, size) for size in sizes)
     with sides(*(hybrid(kind, *each) for each in zip(widths, sizes, strict=True))) as (sources, targets):
         for rank in sources:
             write(rank, PAGES, source[PAGES], truth, range(TOKENS))
             for group in STATES:
-                for number, (ours, states) in enumerate(states_of(rank, kind, group, source[group][-1])):
-                    ours[:] = conv[group, number, layer.share(*rank.tp)]
-                    first = rank.tp[0] * layer.heads // rank.tp[1]
-                    states[:] = heads[group, number, first : first + len(states)]
+                for ours, right in layer.pairs(rank, group, source[group][-1], states):
+                    ours[:] = right
         hand(sources, targets, TOKENS, prefix, source, target)
         for rank in targets:
             arrived = read(rank, PAGES, target[PAGES], range(prefix, TOKENS))
             assert torch.equal(arrived, truth[list(LAYERS)][:, prefix:, heads_of(rank)])
             for group in STATES:
-                for number, (ours, states) in enumerate(states_of(rank, kind, group, target[group][-1])):
-                    assert torch.equal(ours, conv[group, number, layer.share(*rank.tp)])
-                    first = rank.tp[0] * layer.heads // rank.tp[1]
-                    assert torch.equal(states, heads[group, number, first : first + len(states)])
+                for ours, right in layer.pairs(rank, group, target[group][-1], states):
+                    assert torch.equal(ours, right)
 
 
 @pytest.mark.parametrize(("tokens", "count"), [(75, 96), (64, 64)])

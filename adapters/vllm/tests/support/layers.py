@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -82,14 +82,30 @@ class Recurrent:
             made.append((make_cache([(spec, (1,)), (spec, (2,))]), model))
         return made
 
-    def parts(self, rank: Rank, group: int, block: int, channels_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """A request's states as vLLM's layers read them: the convolution ``[channels, 2]``, and the heads."""
-        (tensor,) = rank.tensors(group).values()
-        raw = tensor[block].flatten()
-        channels = len(self.share(*rank.tp))
-        conv = raw[: channels * 8].view(torch.float32).view((channels, 2) if channels_first else (2, channels))
-        heads = raw[channels * 8 :][: self.heads // rank.tp[1] * 48].view(torch.float32).view(-1, 4, 3)
-        return conv if channels_first else conv.T, heads
+    def truth(self, groups: int, layers: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """All convolutions ``[groups, layers, channels, 2]``, and states ``[groups, layers, heads, 4, 3]``."""
+        draw = torch.Generator().manual_seed(11)
+        total = sum(channels for channels, _ in self.blocks)
+        conv = torch.rand((groups, layers, total, 2), generator=draw)
+        return conv, torch.rand((groups, layers, self.heads, 4, 3), generator=draw)
+
+    def pairs(
+        self,
+        rank: Rank,
+        group: int,
+        block: int,
+        truth: tuple[torch.Tensor, torch.Tensor],
+        channels_first: bool = False,
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Views of what a rank has of a request, as vLLM's layers read it, each with what of `truth` belongs there."""
+        channels, (number, width) = self.share(*rank.tp), rank.tp
+        end, count = len(channels) * 8, self.heads // width
+        for layer, tensor in enumerate(rank.tensors(group).values()):
+            raw = tensor[block].flatten()
+            conv = raw[:end].view(torch.float32).view((-1, 2) if channels_first else (2, -1))
+            yield conv if channels_first else conv.T, truth[0][group, layer, channels]
+            heads = raw[end:][: count * 48].view(torch.float32).view(-1, 4, 3)
+            yield heads, truth[1][group, layer, number * count :][:count]
 
 
 KINDS = {

@@ -5,7 +5,6 @@ SGLang's classes are used as they are. What a launcher and a scheduler would hav
 
 from __future__ import annotations
 
-import contextlib
 import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -166,16 +165,3 @@ def _with_prepared_state(manager: Any) -> Any:
             return frozenset(number for number, kind in enumerate(types) if kind in conn._PREPARED_STATE_TYPES)
 
     return Prepared
-
-
-@contextlib.contextmanager
-def configured(config: str) -> Any:
-    """Statelink's configuration, as an operator gives it."""
-    before = os.environ.get("STATELINK_SGLANG_CONFIG")
-    os.environ["STATELINK_SGLANG_CONFIG"] = config
-    try:
-        yield
-    finally:
-        os.environ.pop("STATELINK_SGLANG_CONFIG")
-        if before is not None:
-            os.environ["STATELINK_SGLANG_CONFIG"] = before

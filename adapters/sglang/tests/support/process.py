@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 from engine_environments import SGLANG
@@ -66,12 +67,11 @@ class Host:
             at: The bootstrap server's host, if it is another than this process's.
             more: See `support.rank.Rank`.
         """
-        from . import connectors
         from .rank import Rank
 
         module, function, named = made
         pools = getattr(importlib.import_module(module), function)(**named)
-        with connectors.configured(json.dumps(config)):
+        with mock.patch.dict(os.environ, STATELINK_SGLANG_CONFIG=json.dumps(config)):
             where = at or self.host, port
             self.ranks[key] = Rank(self.role, self.connector, self._published, pools, where, **more)
 

@@ -18,6 +18,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 
@@ -256,7 +257,7 @@ def resolved(side: Side, models: Path) -> Iterator[Resolved]:
     from sglang.srt.server_args import prepare_server_args
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    with _as_on_a_gpu(), _environment(side.variables):
+    with _as_on_a_gpu(), mock.patch.dict(os.environ, side.variables):  # also undoes what SGLang sets meanwhile
         with override_platform(**BLACKWELL):
             args = prepare_server_args(arguments(side, models))
             args.resolve_once()
@@ -282,19 +283,6 @@ def _as_on_a_gpu() -> Iterator[None]:
             yield
         finally:
             logging.disable(before)
-
-
-@contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables, and in the end undo this and what SGLang has set while it resolved the arguments."""
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update({name: value for name, value in before.items() if os.environ.get(name) != value})
 
 
 @functools.cache  # the flags of no recipe change it further

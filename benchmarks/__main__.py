@@ -1,11 +1,11 @@
-"""Every benchmark of requests: prints each row, and writes all of them as JSON and as plots.
+"""Every benchmark of requests: prints each row, and writes all of them as JSON.
 
     python -m benchmarks [--suite handoff rooms mixed long_line unequal growth] [--backend tcp nixl mooncake]
                          [--rounds 30] [--out build/bench]
 
 A row's ratios are medians over pairs that were taken in turn, with the bounds of 95 of 100 resamples. ``noise`` is the
-ratio of a thing to itself. Nothing is asserted. ``results.json`` has the rows, and what the machine is. ``ratios.svg``
-shows the ratios, and ``growth.svg`` how costs grow. Without ``--suite``, `long_line` is left out where it cannot run.
+ratio of a thing to itself. Nothing is asserted. ``results.json`` has the rows, and what the machine is. Without
+``--suite``, `long_line` is left out where it cannot run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from . import growth, handoff, long_line, mixed, plots, rooms, unequal
+from . import growth, handoff, long_line, mixed, rooms, unequal
 from .busy import BUSY, intervals
 from .namespaces import missing
 from .rows import show
@@ -108,8 +108,6 @@ def main() -> None:
                 # After each row, so that an interrupted run leaves what it has.
                 text = json.dumps({"machine": machine(), "rounds": arguments.rounds, "rows": found}, indent=1)
                 (arguments.out / "results.json").write_text(text + "\n")
-    for path in plots.draw(found, arguments.out):
-        print(f"wrote {path}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import argparse
 import json
 import random
 import statistics
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -142,7 +141,7 @@ def measure(rates: Sequence[int], tokens: int, rounds: int) -> Iterator[dict[str
 
 
 def main() -> None:
-    """Parse arguments, measure, print, draw."""
+    """Parse arguments, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mbit", type=int, nargs="+", default=[20, 50, 100, 1000])
     parser.add_argument("--tokens", type=int, default=512)
@@ -153,12 +152,8 @@ def main() -> None:
     for row in measure(arguments.mbit, arguments.tokens, arguments.rounds):
         show(row)
         rows.append(row)
-    from .plots import draw
-
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "overlap.json").write_text(json.dumps({"rows": rows}, indent=1) + "\n")
-    for path in draw(rows, arguments.out):
-        print(f"wrote {path}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -160,8 +160,6 @@ QUICK = {
         45,
     ),
     "staged": Part("card to card through staging rings", card_part("link", "cuda", "cuda", "--staged"), 60),
-    "gather": Part("gathering and scattering rows on the card", card_part("staging"), 45),
-    "calls": Part("how long the control thread is away", card_part("calls"), 60),
     "A": Part("workload A", bench("handoff", "nixl", "--workload", "A", "--json", rounds=10), 45),
     "C": Part("workload C", bench("handoff", "nixl", "--workload", "C", "--json", rounds=10), 60),
     "D": Part("workload D, staged and direct", bench("unequal", "nixl", "--dim", "128", "--json", rounds=5), 60),

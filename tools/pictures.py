@@ -1,4 +1,4 @@
-"""The pictures of the documentation: a request between two fleets, the layers by the import rules, a room's life.
+"""The pictures of docs/design.md: the layers by the import rules, and a room's life.
 
 ``python -m tools.pictures`` writes them. With ``--check`` it writes nothing, and fails if a picture is out of date,
 or if the table of layers in docs/design.md has another order than the import rules.
@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tools.overview import draw_overview
 from tools.svg import drawing, label
 
 if sys.version_info >= (3, 11):
@@ -178,7 +177,7 @@ def draw_room() -> str:
     return drawing(PITCH * len(LANES), height, "One room's life, on both sides", [*shapes, *_steps(at)])
 
 
-PICTURES = {"overview.svg": draw_overview, "layers.svg": draw_layers, "room.svg": draw_room}
+PICTURES = {"layers.svg": draw_layers, "room.svg": draw_room}
 
 
 def defects() -> Iterator[str]:

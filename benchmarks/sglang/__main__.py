@@ -1,6 +1,6 @@
 """SGLang's own connectors and Statelink's in turn, over the same pools and through the same calls.
 
-    python -m benchmarks.sglang [--suite handoff rooms mixed loop servers] [--workload A A-window B C]
+    python -m benchmarks.sglang [--suite handoff rooms mixed loop] [--workload A A-window B C]
                                 [--against nixl:nixl mooncake:mooncake nixl:tcp] [--options JSON] [--rounds 15]
                                 [--switch-interval 0.001] [--their-switch-interval 0.001] [--out build/bench]
 
@@ -13,9 +13,6 @@ other, alone and beside two of 512 MiB and eight of 64 MiB that are always under
 interpreter. What the loop loses to a request is its time beyond that of as many turns in processes without a connector
 (``lost``), or beside the same connector without a request (``added``). A connector with a thread that never rests slows
 the loop without any request: ``turn`` and ``idle_turn`` show that.
-
-``servers``, which runs only where it is asked for, times prompts of 200 and 1,500 tokens through real servers of SGLang
-with Statelink: those with ``--switch-interval`` over those with Python's own.
 
 A ratio is Statelink's time over SGLang's: the median of pairs that were taken in turn, with the bounds of 95 of 100
 resamples. ``noise`` is the ratio of Statelink to itself. Every byte is compared before anything is timed. Nothing is
@@ -41,7 +38,6 @@ from support.models import make_llama
 from benchmarks.pairs import in_turn, ratio
 
 from .pair import Pair
-from .servers import servers
 from .sides import iterations
 from .workloads import WORKLOADS
 
@@ -255,10 +251,6 @@ def measured(arguments: argparse.Namespace, model: Path) -> Iterator[tuple[str, 
                         for in_flight in IN_FLIGHT:
                             yield "loop", loop(bare, ours, theirs, in_flight, rounds)
                 _check([ours, theirs], "E")
-        if "servers" in suites:
-            backend = against.partition(":")[2]
-            for row in servers(backend, arguments.switch_interval, arguments.out, rounds):
-                yield "servers", row
 
 
 def table(suite: str, rows: Sequence[Row]) -> str:
@@ -277,7 +269,7 @@ def main() -> None:
     """Parse arguments, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     suites = ["handoff", "rooms", "mixed", "loop"]
-    parser.add_argument("--suite", nargs="+", choices=[*suites, "servers"], default=suites)
+    parser.add_argument("--suite", nargs="+", choices=suites, default=suites)
     parser.add_argument("--against", nargs="+", default=["nixl:nixl", "mooncake:mooncake"])
     parser.add_argument(
         "--workload",
@@ -291,8 +283,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, help="pairs of each ratio")
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
     arguments = parser.parse_args()
-    if "servers" in arguments.suite and arguments.switch_interval is None:
-        parser.error("--suite servers needs --switch-interval")
     arguments.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[Row]] = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -363,17 +363,3 @@ def test_a_server_that_is_killed_is_named_and_neither_side_is_blamed() -> None:
     assert client.returncode == 1
     assert found["error"] == f"the server at {address} has gone: its connection ended"
     assert "has ended there" in found["hint"]
-
-
-def test_a_server_that_has_gone_is_noticed_at_once() -> None:
-    server = subprocess.Popen([*PROGRAM, "bench", "--serve", "tcp://127.0.0.1:0"], stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout is not None
-        remote = Remote(server.stdout.readline().strip(), None)
-        assert remote.gone() is None
-    finally:
-        server.kill()
-        server.communicate()
-    with pytest.raises(FailedError, match="has gone: its connection ended"):
-        remote.ask(Close(), 100)
-    remote.close()

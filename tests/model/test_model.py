@@ -12,11 +12,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import hypothesis.strategies as st
 import msgspec
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from statelink import wire
 from statelink.link import Receiving, Sending, Status
@@ -24,10 +21,10 @@ from statelink.link._status import FOLLOWS
 from statelink.link.peers import DECODE_RANK, INSTANCE, InstanceEvent, InstanceState, RankEvent, RankState
 from statelink.plan import compile_pair
 
-from .explore import CALM, HARSH, ROOMS, STAGED, WILD, explore, run
+from .explore import CALM, STAGED, explore, run
 from .process import PAGE, WIDTH
 from .rings import PARCEL, RINGS
-from .shape import Faults, Request, Shape
+from .shape import Request, Shape
 from .world import World, running
 
 if TYPE_CHECKING:
@@ -379,104 +376,3 @@ def test_long_exploration(staged: bool) -> None:
     with running():
         counts = explore(steps, seed=random.randrange(1 << 32), staged=staged)
     print("\n", dict(counts))
-
-
-class Lifecycle(RuleBasedStateMachine):
-    """The same world, with the choices made by hypothesis, which finds the shortest way to a defect."""
-
-    @initialize(
-        shape=st.builds(
-            Shape,
-            st.integers(1, 2),
-            st.integers(1, 2),
-            st.booleans(),
-            st.sampled_from([(), *STAGED]),
-            st.sampled_from(RINGS),
-            # Without these, hypothesis draws every other field, and makes worlds that cannot be.
-            reuse=st.just(""),
-            both=st.booleans(),
-            prompt=st.booleans(),
-            directory=st.booleans(),
-            takes_back=st.just(False),
-            mixed=st.just(False),
-        ),
-        faults=st.sampled_from([CALM, HARSH, WILD]),
-        seed=st.integers(0, 1 << 32),
-    )
-    def begin(self, shape: Shape, faults: Faults, seed: int) -> None:
-        self.context = running()
-        self.context.__enter__()
-        self.world = World(shape, random.Random(seed), faults)
-
-    def _place(self, index: int) -> Process:
-        return self.world.places[index % len(self.world.places)]
-
-    @rule(steps=st.integers(1, 80))
-    def time_passes(self, steps: int) -> None:
-        for _ in range(steps):
-            self.world.step()
-
-    @rule(room=st.integers(1, ROOMS), tokens=st.integers(1, 12), steps=st.integers(0, 40))
-    def router_sends_a_request(self, room: int, tokens: int, steps: int) -> None:
-        request = self.world.open(room, tokens)
-        for place in self.world.places if request is not None else ():
-            for _ in range(2):
-                if request is not None and place.alive:
-                    self.world.advance(request, place)
-        self.time_passes(steps)
-
-    @precondition(lambda self: self.world.requests)
-    @rule(which=st.integers(0, 3), place=st.integers(0, 3))
-    def engine_goes_on(self, which: int, place: int) -> None:
-        process = self._place(place)
-        if process.alive:
-            self.world.advance(self.world.requests[-1 - which % len(self.world.requests)], process)
-
-    @rule(place=st.integers(0, 3), which=st.integers(0, ROOMS))
-    def engine_aborts(self, place: int, which: int) -> None:
-        process = self._place(place)
-        if process.held and not process.paused:
-            held = list(process.held.values())
-            held[which % len(held)].handle.abort()
-
-    @rule(place=st.integers(0, 3))
-    def process_is_killed(self, place: int) -> None:
-        self.world.kill(self._place(place))
-
-    @rule(place=st.integers(0, 3))
-    def process_comes_back(self, place: int) -> None:
-        self.world.restart(self._place(place))
-
-    @rule(place=st.integers(0, 3), paused=st.booleans())
-    def process_is_stopped_or_goes_on(self, place: int, paused: bool) -> None:
-        process = self._place(place)
-        process.paused = paused and process.alive
-
-    @rule(place=st.integers(0, 3), seconds=st.floats(0.0, 12.0))
-    def clock_jumps(self, place: int, seconds: float) -> None:
-        self._place(place).skew += seconds
-
-    @rule(place=st.integers(0, 3))
-    def network_is_cut(self, place: int) -> None:
-        self.world.network.cut.add(self._place(place).address)
-
-    @rule()
-    def network_heals(self) -> None:
-        self.world.network.cut.clear()
-
-    def teardown(self) -> None:
-        if hasattr(self, "world"):
-            try:
-                self.world.settle()
-            finally:
-                self.context.__exit__(None, None, None)
-
-
-TestLifecycle = Lifecycle.TestCase
-TestLifecycle.settings = settings(
-    max_examples=25,
-    stateful_step_count=40,
-    deadline=None,
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)

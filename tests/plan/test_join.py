@@ -94,29 +94,6 @@ def test_pages_that_hold_all_layers_are_one_block() -> None:
     assert found == [(STEP + 5 * envelope, 2 * STEP + 2 * envelope, envelope)]
 
 
-def test_a_page_goes_into_a_larger_one_head_by_head() -> None:
-    found = every(fused("p", 1), fused("d", 2, page=2 * PAGE), 8, ([3, 4], [1]), layers=(0, 1))
-    row = PAGE * CONTENT
-    expected = [
-        (STEP + page * WHOLE + head * row, 2 * STEP + 2 * WHOLE + (2 * head + part) * row, row)
-        for part, page in enumerate((3, 4))
-        for head in range(HEADS)
-    ]
-    assert sorted(found) == sorted(expected)
-
-
-def test_keys_and_values_of_a_page_go_into_arrays_of_their_own() -> None:
-    found = every(fused("p", 1), apart("d"), PAGE, ([2], [5]), layers=(1, 2))
-    base = STEP + (PAGES + 2) * WHOLE
-    expected = [
-        (base + (head * PAGE + token) * CONTENT + part * DIM, array + ((5 * PAGE + token) * HEADS + head) * DIM, DIM)
-        for part, array in enumerate((12 * STEP, 13 * STEP))
-        for token in range(PAGE)
-        for head in range(HEADS)
-    ]
-    assert sorted(found) == sorted(expected)
-
-
 @pytest.mark.parametrize("layers", [None, (0, 1), (1, LAYERS), (0, LAYERS), (LAYERS, LAYERS + 1)])
 def test_what_a_push_of_some_layers_becomes_at_most(layers: tuple[int, int] | None) -> None:
     """As many blocks and bytes as a page becomes of those layers alone."""

@@ -8,21 +8,9 @@ import numpy as np
 import pytest
 
 from statelink import plan, state
-from statelink.plan import Pages
 from statelink.state import Inventory, Memory, Region
 
-from .small import STEP, describe, keys, kv_instance, moves, pointer, ranks, runs
-
-
-@pytest.mark.parametrize("base", [1, (1 << 53) + 1, (1 << 63) + 12345, (1 << 64) - 4097])
-def test_addresses_are_exact_in_all_64_bits(base: int) -> None:
-    def rows(first: int) -> Inventory:
-        memory = Memory.pointer(first, (8, 3), "uint8", 1, region=Region(first, 4096))
-        return describe("rank", state.aux_rows({"row": memory}))
-
-    p, d = rows(base), rows((1 << 63) + 1)
-    (part,) = plan.route([p], [d])
-    assert moves(p, d, part, "aux", (7, 5)) == [(base + 21, (1 << 63) + 16, 3)]
+from .small import STEP, describe, keys, moves, pointer, ranks, runs
 
 
 def mla(name: str, layers: int, *, pages: int = 64) -> Inventory:
@@ -168,91 +156,3 @@ def test_neighbouring_pages_are_one_block(
     (part,) = plan.route([p], [d])
     found = moves(p, d, part, "kv", (source, target), tokens=4 * len(source))
     assert runs(found, 1) == [(s * item, t * item, n * item) for s, t, n in expected]
-
-
-@pytest.mark.parametrize(
-    ("widths", "expected"),
-    [
-        # source, destination -> source offset and destination offset of token 0, bytes per token
-        ((4, 2), {(0, 0): (0, 0), (1, 0): (0, 512), (2, 1): (0, 0), (3, 1): (0, 512)}),
-        ((2, 4), {(0, 0): (0, 0), (0, 1): (512, 0), (1, 2): (0, 0), (1, 3): (512, 0)}),
-    ],
-)
-def test_heads_are_sliced_token_by_token(
-    widths: tuple[int, int], expected: dict[tuple[int, int], tuple[int, int]]
-) -> None:
-    """T = 8, head_dim 128, bf16, pages of 16."""
-    sources, targets = kv_instance("p", 8, widths[0]), kv_instance("d", 8, widths[1])
-    items = [16 * 8 // width * 256 for width in widths]
-    parts = {(part.source, part.target): part for part in plan.route(sources, targets)}
-    assert set(parts) == set(expected)
-    for (s, t), (from_, to) in expected.items():
-        found = moves(sources[s], targets[t], parts[s, t], "kv", ([5], [9]), tokens=16)
-        for array in (1, 2):
-            assert runs(found, array) == [
-                (
-                    5 * items[0] + token * 8 // widths[0] * 256 + from_,
-                    9 * items[1] + token * 8 // widths[1] * 256 + to,
-                    512,
-                )
-                for token in range(16)
-            ]
-
-
-def test_windows_pair_by_position_and_not_from_the_head() -> None:
-    """Prefill still holds page 15; trimming both lists from their heads would put each page one off."""
-    p, d = (
-        describe(name, state.kv_pages({0: (pointer(1, 20, 64, 1, 1), pointer(2, 20, 64, 1, 1))}, heads=1, window=128))
-        for name in "pd"
-    )
-    (part,) = plan.route([p], [d])
-    found = moves(p, d, part, "swa", (Pages([5, 9, 7], 15 * 64), [1, 3]), tokens=1152)
-    assert runs(found, 1) == [(9 * 64, 1 * 64, 64), (7 * 64, 3 * 64, 64)]
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "expected"),
-    [
-        (
-            [7, 11, 36],
-            [3, 7, 11, 36],
-            # keys 7, 11, 36, then values; the lists of the field, with a draft in its band
-            [(0, 1), (1, 2), (2, 3), (3, 5), (4, 6), (5, 7)],
-        ),
-        ([4, 5, 6], [0, 1, 2, 4, 5, 6], [(0, 3), (1, 4), (2, 5), (3, 9), (4, 10), (5, 11)]),
-        ([6, 4, 5], [5, 4, 6], [(0, 2), (1, 1), (2, 0), (3, 5), (4, 4), (5, 3)]),
-    ],
-)
-def test_layers_pair_by_name(source: list[int], target: list[int], expected: list[tuple[int, int]]) -> None:
-    rest = [layer for layer in target if layer not in source]
-    d = describe("d", keys(target, 4, 2, 1, 3, heads=1))
-    stages = [describe("p", keys(source, 4, 2, 1, 3, heads=1), rank=0, ranks=1 + bool(rest))]
-    if rest:
-        stages.append(describe("p", keys(rest, 4, 2, 1, 3, heads=1), rank=1, ranks=2))
-    plan.match(stages, [d])
-    part = next(part for part in plan.route(stages, [d]) if part.source == 0)
-    found = moves(stages[0], d, part, "kv", ([1], [2]), tokens=2)
-    assert sorted((s // STEP - 1, t // STEP - 1) for s, t, _ in found) == expected
-    assert {(s % STEP, t % STEP, n) for s, t, n in found} == {(6, 12, 6)}
-
-
-def test_prefix_and_chunks_name_the_same_pages() -> None:
-    p, d = (describe(name, state.mla_pages({0: pointer(1, 99, 16, 1)})) for name in "pd")
-    (part,) = plan.route([p], [d])
-    compiled = plan.compile_pair(p, d, part).components["kv"]
-    tokens, prefix = 100, 32
-    wanted = plan.required(compiled.target, tokens, prefix, [40, 41, 42, 43, 44])
-    assert (wanted.first, len(wanted.ids)) == (2, 5)
-    owed = plan.due(compiled.source, compiled.target, tokens, prefix)
-    assert (owed.first, owed.last) == (2, 7)
-    found = []
-    for span, ids in (((0, 48), [10, 11, 12]), ((48, 80), [13, 14]), ((80, 100), [15, 16])):
-        items = plan.pushed(compiled.source, tokens, None, span, ids)
-        for batch in plan.plan_move(compiled, items, wanted, owed).blocks():
-            found += list(zip(batch.source.tolist(), batch.target.tolist(), batch.nbytes.tolist(), strict=True))
-    # Pages 0 and 1 stay; page 2 + k of the request goes into item 40 + k.
-    assert [((s - STEP) // 16, (t - STEP) // 16, n // 16) for s, t, n in found] == [
-        (12, 40, 1),
-        (13, 41, 2),
-        (15, 43, 2),
-    ]

@@ -58,58 +58,6 @@ def test_a_window_of_each_request() -> None:
         plan.indices_of(window(128, 64), 1000, slot=3, ring=128)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "logical"), [(1151, [15, 16, 17]), (1152, [16, 17]), (1023, [13, 14, 15]), (1089, [15, 16, 17])]
-)
-def test_logical_pages_of_windows(tokens: int, logical: list[int]) -> None:
-    """§3: lists of one length that are not of the same pages, and the other way round."""
-    assert plan.indices_of(window(128, 64), tokens, pages=np.arange(20)).tolist() == logical
-
-
-def chunked(group: int, page: int) -> Component:
-    arrays = pointer(1, 2000, page, 1, 1), pointer(2, 2000, page, 1, 1)
-    return state.kv_pages({0: arrays}, heads=1, attention_chunk=group).component
-
-
-@pytest.mark.parametrize(
-    ("tokens", "group", "page", "prefix", "span", "pages"),
-    [
-        (100, 64, 16, 0, (64, 100), [4, 5, 6]),
-        (100, 64, 16, 48, (64, 100), [4, 5, 6]),
-        (100, 64, 16, 80, (80, 100), [5, 6]),
-        (100, 64, 16, 100, (100, 100), []),
-        (127, 64, 16, 0, (64, 127), [4, 5, 6, 7]),
-        (128, 64, 16, 0, (128, 128), []),
-        (128, 64, 16, 64, (128, 128), []),
-        (129, 64, 16, 0, (128, 129), [8]),
-        (63, 64, 16, 0, (0, 63), [0, 1, 2, 3]),
-        (100, 24, 16, 0, (96, 100), [6]),
-        (95, 24, 16, 0, (72, 95), [4, 5]),  # page 4 has tokens of the chunk before, too
-        (8193, 8192, 16, 0, (8192, 8193), [512]),
-    ],
-)
-def test_attention_chunks(
-    tokens: int, group: int, page: int, prefix: int, span: tuple[int, int], pages: list[int]
-) -> None:
-    """What the token at position ``tokens`` attends to, as far as decode lacks it."""
-    component = chunked(group, page)
-    assert plan.required_span(component, tokens, prefix) == span
-    # The same from what a chunk is: the positions that have the chunk of decode's first position.
-    seen = [t for t in range(prefix, tokens) if t // group == tokens // group]
-    assert seen == list(range(*span))
-    ids = plan.indices_of(component, tokens, prefix, pages=np.arange(2000))
-    assert ids.tolist() == pages
-    table = np.arange(tokens + page) + page
-    assert plan.indices_of(component, tokens, prefix, table=table).tolist() == [n + 1 for n in pages]
-    assert len(plan.required(component, tokens, prefix, ids).ids) == len(pages)
-    # Prefill gives these, or the whole open chunk where it does not know of a prefix; in front of it may be any page.
-    assert len(plan.pushed(component, tokens, prefix, (0, tokens), ids).ids) == len(pages)
-    held = plan.indices_of(component, tokens, pages=np.arange(2000))
-    assert len(plan.pushed(component, tokens, None, (0, tokens), held).ids) == len(held)
-    table = np.where(np.arange(-(-tokens // page)) < span[0] // page, 0, np.arange(-(-tokens // page)) + 1)
-    assert plan.pushed(component, tokens, prefix, (0, tokens), plan.Pages(table, 0)).first == 0
-
-
 def ring(number: int, slots: int, length: int, width: int, **fields: Any) -> state.Described:
     return state.ring_rows({0: {"rows": pointer(number, slots, length, width)}}, **fields)
 
@@ -177,19 +125,6 @@ def test_live_rows_of_a_compressors_ring(tokens: int, length: int, expected: lis
     assert rows.tolist() == expected
 
 
-@pytest.mark.parametrize("tokens", [127, 128, 700, 1024, 1025])
-@pytest.mark.parametrize("prefix", [0, 128, 512, 640])
-@pytest.mark.parametrize("rows", [1, 2, 4])
-def test_complete_groups_in_pages_of_their_own(tokens: int, prefix: int, rows: int) -> None:
-    """§1.5: pages ``[P div (128 g), ceil((N div 128) / g))`` of g rows each."""
-    prefix = min(prefix, tokens)
-    made = state.compressed_pages({0: {"kv": pointer(1, 64, rows, 2)}}, page=128 * rows, type="dsv4_c128", group=128)
-    found = plan.indices_of(made.component, tokens, prefix, pages=np.arange(64)).tolist()
-    first, last = prefix // (128 * rows), -(-(tokens // 128) // rows)
-    # A group that the prefix completes already leaves nothing to send.
-    assert found == (list(range(first, last)) if prefix < tokens - tokens % 128 else [])
-
-
 def latents(number: int, page: int, name: str = "kv", partition: Partition | None = None) -> state.Described:
     return state.mla_pages({0: pointer(number, 64, page, 1)}, name=name, partition=partition)
 
@@ -230,16 +165,6 @@ def test_pages_of_context_parallel_ranks() -> None:
     assert found == [[100, 101, 102], [103, 104, 105], [106, 107], [108, 109]]
     last = latents(1, 4, partition=Partition("contiguous", 4, 3)).component
     assert not len(plan.indices_of(last, 9, pages=pages)), "3 pages for 4 ranks"
-
-
-def test_pages_of_page_sharding_ranks() -> None:
-    """§4.8: logical page l lives on rank ``l mod M`` as its page ``l div M``."""
-    for index in range(3):
-        component = latents(1, 4, partition=Partition("cyclic", 3, index, 4)).component
-        logical = [page for page in range(10) if page % 3 == index]
-        assert plan.indices_of(component, 40, pages=np.arange(20)).tolist() == [page // 3 for page in logical]
-        behind = [page // 3 for page in logical if page >= 5]
-        assert plan.indices_of(component, 40, 20, pages=np.arange(20)).tolist() == behind
 
 
 def test_a_prefix_inside_a_page_of_prefill() -> None:

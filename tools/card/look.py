@@ -1,4 +1,4 @@
-"""Which card, driver and torch there are; whether UCX knows CUDA; and how fast the card copies.
+"""Whether UCX knows CUDA, and how fast the card copies. `statelink doctor` says what else there is.
 
 python -m tools.card.look [--mib 256]
 """
@@ -11,60 +11,17 @@ import importlib
 import importlib.metadata
 import multiprocessing
 import os
-import platform
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-import statelink
-from statelink import state
-from statelink.errors import StatelinkError
-
-from .device import Card, cuda_torch
+from .device import Card
 from .say import answer
 
 MIB = 1 << 20
 SIZE = "STATELINK_GPU_MIB"
 """The variable that tells the process which measures copies how large they are."""
-
-
-def software() -> None:
-    """Names and versions."""
-    answer("kernel", platform.release())
-    answer("python", f"{platform.python_version()} {sys.executable}")
-    for name in ("nixl", "nixl-cu13", "nixl-cu12", "torch", "numpy", "statelink"):
-        try:
-            answer(name, importlib.metadata.version(name))
-        except importlib.metadata.PackageNotFoundError:
-            answer(name, "not installed")
-    torch = cuda_torch()
-    answer("torch reaches a card", torch is not None)
-    if torch is not None:
-        answer("CUDA of torch", str(torch.version.cuda))
-    if shutil.which("nvidia-smi"):
-        asked = "--query-gpu=name,driver_version,memory.total,memory.used,pcie.link.gen.current,mig.mode.current"
-        command = ["nvidia-smi", asked, "--format=csv,noheader"]
-        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-        answer("nvidia-smi", (said.stdout or said.stderr).strip())
-    else:
-        answer("nvidia-smi", "not on PATH")
-    cards = [path.parent.name for path in Path("/sys/bus/pci/devices").glob("*/vendor") if nvidia(path)]
-    answer("NVIDIA devices in sysfs", ", ".join(cards) or "none")
-    modules = [name for name in ("nvidia_peermem", "gdrdrv", "nvidia_uvm") if Path("/sys/module", name).exists()]
-    answer("kernel modules", ", ".join(modules) or "none of nvidia_peermem, gdrdrv, nvidia_uvm")
-
-
-def nvidia(vendor: Path) -> bool:
-    """Whether a device of the PCI bus is of NVIDIA."""
-    try:
-        return vendor.read_text().strip() == "0x10de"
-    except OSError:
-        return False
 
 
 def modules() -> None:
@@ -118,19 +75,6 @@ def components() -> None:
     answer("UCX knows cuda", any(name.startswith("cuda") for name in names))
 
 
-def without_cuda() -> None:
-    """Whether NIXL takes a UCX_TLS that names no transport for CUDA, with host memory alone."""
-    for tls in ("tcp", "tcp,cuda_copy"):
-        array = np.zeros((4, 16, 8, 32), np.float32)
-        inventory = state.describe("look", [state.kv_pages({0: (array, array.copy())}, heads=8)], model="look")
-        config = {"role": "decode", "backend": "nixl", "options": {"ucx": {"TLS": tls}}}
-        try:
-            with statelink.open(config, inventory):
-                answer(f"host memory with UCX_TLS={tls}", "opened")
-        except StatelinkError as error:
-            answer(f"host memory with UCX_TLS={tls}", str(error))
-
-
 def speeds() -> None:
     """The card's own copies, beside which everything else is to be read."""
     card = Card()
@@ -157,7 +101,7 @@ def main() -> int:
     arguments = parser.parse_args()
     os.environ[SIZE] = str(arguments.mib)
     context, failed = multiprocessing.get_context("spawn"), 0
-    for question in (modules, components, speeds, without_cuda, software):
+    for question in (modules, components, speeds):
         process = context.Process(target=asked, args=(question,))
         process.start()
         process.join(40)

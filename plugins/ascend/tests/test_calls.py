@@ -99,19 +99,6 @@ def test_a_start_that_fails_and_says_so_with_any_number(
     make()
 
 
-def test_a_start_that_only_seems_to_succeed(make: Callable[..., AscendBackend], library: Library) -> None:
-    library.port = 0
-    with pytest.raises(BackendUnavailableError, match="it started without a port"):
-        make()
-
-
-def test_a_port_that_is_a_text(make: Callable[..., AscendBackend], library: Library) -> None:
-    """One revision of the library returned the port and its process in one text."""
-    library.__dict__["port"] = "9999_4711"
-    with pytest.raises(BackendUnavailableError, match="it started without a port, which it says is '9999_4711'"):
-        make()
-
-
 @pytest.mark.parametrize(
     ("role", "host", "cause"),
     [
@@ -128,15 +115,6 @@ def test_an_address_that_is_none_of_ours(
         make(role, host)
     assert library.calls == []
     make(role)
-
-
-def test_a_start_that_raises(make: Callable[..., AscendBackend], library: Library) -> None:
-    """The next link can be opened."""
-    library.__dict__["initialize"] = lambda *arguments: int("x")
-    with pytest.raises(BackendUnavailableError, match=r"could not be started .* raised ValueError: invalid literal"):
-        make()
-    del library.__dict__["initialize"]
-    make()
 
 
 def test_all_regions_are_registered_at_once(make: Callable[..., AscendBackend], library: Library) -> None:

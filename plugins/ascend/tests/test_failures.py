@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import socket
 from collections.abc import Callable
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from plugins.ascend.tests.peer import FAILS_AFTER, MIB, NPUS, Peer
 
-from statelink.backend import Backend, Region
+from statelink.backend import Region
 from statelink.errors import BackendUnavailableError, TransferError
 
 Make = Callable[..., Peer]
@@ -133,16 +132,6 @@ def test_device_that_fails_in_a_batch(make: Make) -> None:
     assert not decode.arrays[0][5000:].any()
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_host_memory_needs_another_transport(make: Make, role: str) -> None:
-    """The library says so on decode alone; the plugin says so on both."""
-    peer = make("host", kind="dram")
-    with pytest.raises(
-        TransferError, match=r"region 0 could not be registered .*of dram at 0x.*: SDMA moves an NPU's memory"
-    ):
-        peer.open(role)
-
-
 @pytest.mark.usefixtures("standin")
 def test_memory_of_another_device(make: Make) -> None:
     """It is refused; and a process keeps to the NPU of its first link."""
@@ -212,25 +201,3 @@ def test_start_that_fails(make: Make) -> None:
             match=r"engine could not be started .*initialize returned -1 \(failed\).*; there is no NPU",
         ):
             peer.open("decode")
-
-
-@pytest.mark.usefixtures("standin")
-def test_an_npu_that_there_is_not(make: Make) -> None:
-    with pytest.raises(BackendUnavailableError, match=r".*could not be started .*returned -1 \(failed\)"):
-        make("peer").open("decode", device_id=8)
-
-
-@pytest.mark.parametrize("name", ["TransferEngine.batch_transfer_sync_write", "TransDataOpType.DEVICE_URMA"])
-def test_version_that_lacks_something(make: Make, name: str) -> None:
-    peer = make("peer")
-    peer.open("prefill").run(remove, name)
-    peer.close()
-    with pytest.raises(BackendUnavailableError, match=rf"MemFabric cannot be used: this version .* has no {name}"):
-        peer.open("prefill", data_op_type="DEVICE_URMA")
-    peer.kill()
-
-
-def remove(backend: Backend, name: str) -> None:
-    """Runs in the process: its library loses something."""
-    owner, _, attribute = name.partition(".")
-    delattr(getattr(importlib.import_module("memfabric_hybrid"), owner), attribute)

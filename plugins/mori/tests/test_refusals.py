@@ -54,14 +54,6 @@ def test_a_peer_whose_memory_cannot_be_pinned(world: World) -> None:
     backend.close()
 
 
-def test_peers_of_another_transport(world: World) -> None:
-    """The library would ask at a port where nobody listens."""
-    backend = make(MoriBackend, "near", {"backends": {"XGMI": {}}})
-    with pytest.raises(TransferError, match=r"its descriptor is refused: it has RDMA, we have XGMI"):
-        backend.connect("steady", world.peer.descriptor, world.peer.regions)
-    backend.close()
-
-
 def with_unknown_memory(peer: Peer) -> bytes:
     """A peer's descriptor with a memory that its library does not know, or not any more."""
     head, engine, (first, second) = unpack_descriptors(peer.descriptor, nested=True)

@@ -1,11 +1,11 @@
 """How the cost of a request and the memory of a link grow: with peers, with rooms in flight, and with items.
 
-    python -m benchmarks.growth [--backend tcp] [--million] [--json]
+`python -m benchmarks --suite growth` measures it:
 
     peers       one prefill link and 1 to 64 decode links: milliseconds to connect a peer, and microseconds a room
     in flight   small rooms between two links, 1 to 10,000 at once: microseconds a room
     items       one request of 512 to 65,536 pages of 512 bytes: nanoseconds an item, for pages in order and at random
-    memory      bytes that a link, a peer and a room in flight take; with ``--million``, also after a million rooms
+    memory      bytes that a link, a peer and a room in flight take, and after 110,000 rooms
 
 Both sides run in one process, so that absolute times are those of both. What counts is that no cost per peer, room or
 item rises.
@@ -13,7 +13,6 @@ item rises.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import os
@@ -29,7 +28,6 @@ import statelink
 from statelink import state
 
 from .rooms import TOKENS, Pools
-from .rows import show
 
 PEERS = (1, 4, 16, 64)
 IN_FLIGHT = (1, 10, 100, 1_000, 10_000)
@@ -139,7 +137,7 @@ def items(backend: str, rounds: int) -> Iterator[Row]:
                 yield row | {"ns": round(statistics.median(took[2:]) * 1e9)}
 
 
-def memory(backend: str, million: bool) -> Iterator[Row]:
+def memory(backend: str) -> Iterator[Row]:
     """Bytes of a link and of a room in flight, and of those that are over."""
     count = 10_000
     pools = [Pools("prefill", count, DIM), Pools("decode", count, DIM)]
@@ -167,7 +165,7 @@ def memory(backend: str, million: bool) -> Iterator[Row]:
             room.wait(60, quiesced=True)
         del waiting, room
         first = 1_000_000
-        for rooms in (10_000, 100_000, *((1_000_000,) if million else ())):
+        for rooms in (10_000, 100_000):
             before = resident()
             for _ in range(rooms // 100):
                 play(prefill, decode, pools, first, 100)
@@ -176,26 +174,9 @@ def memory(backend: str, million: bool) -> Iterator[Row]:
             yield {"memory": f"{rooms:,} more rooms that are over", "backend": backend, "MiB": round(grown, 2)}
 
 
-def rows(backend: str, rounds: int, *, million: bool = False) -> Iterator[Row]:
+def rows(backend: str, rounds: int) -> Iterator[Row]:
     """All of it."""
     yield from peers(backend, rounds)
     yield from in_flight(backend, rounds)
     yield from items(backend, rounds)
-    yield from memory(backend, million)
-
-
-def main() -> None:
-    """Parse arguments, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", nargs="+", default=["tcp"])
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--million", action="store_true", help="play a million rooms, and see that memory stays flat")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    for backend in arguments.backend:
-        for row in rows(backend, arguments.rounds, million=arguments.million):
-            show(row, arguments.json)
-
-
-if __name__ == "__main__":
-    main()
+    yield from memory(backend)

@@ -15,7 +15,6 @@ Each round takes all of these, one right after the other:
     floor     one thread of the receiving process copies the same bytes out of the sender with ``process_vm_readv``,
               1,024 vectors a call, all prepared beforehand. On a device, it copies as many pages there. It is taken
               twice; the ratio of the two is the noise
-    halves    on the host, two threads copy one half each: what a second thread would gain on this machine
     raw       the library that the backend uses, called by itself; see `benchmarks.raw`
     busy      a request while a thread of one process or of both runs Python, or another process does; see
               `benchmarks.busy`
@@ -29,7 +28,6 @@ import argparse
 import multiprocessing
 import os
 import statistics
-import threading
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -183,18 +181,7 @@ def measure(name: str, config: dict[str, Any], rounds: int, busy: str = "none", 
             pipe.send(("raw",))
             return float(pipe.recv())
 
-        def halves() -> float:
-            middle = len(source) // 2
-            began = time.perf_counter()
-            second = threading.Thread(target=copy, args=(pid, source[middle:], target[middle:]))
-            second.start()
-            copy(pid, source[:middle], target[:middle])
-            second.join()
-            return time.perf_counter() - began
-
         ways = {"request": request, "floor": floor, "again": floor}
-        if memory == HOST:
-            ways["halves"] = halves
         if raw is not None:
             pipe.send(("know", raw.address(), *merged(source, target)))
             ways["raw"] = library
@@ -214,8 +201,6 @@ def measure(name: str, config: dict[str, Any], rounds: int, busy: str = "none", 
         "over_floor": ratio(times["request"], times["floor"]),
         "noise": ratio(times["again"], times["floor"]),
     }
-    if memory == HOST:
-        row["gain_of_halves"] = ratio(times["floor"], times["halves"])
     if raw is not None:
         row["over_raw"] = ratio(times["request"], times["raw"])
     if busy != "none":

@@ -1,9 +1,7 @@
 """What small requests and large ones cost one another: both between the same processes, or from several into one.
 
-    python -m benchmarks.mixed [--backend tcp nixl mooncake] [--large 2x512 8x64] [--senders 1 4] [--rounds 5] [--json]
-
-A small request has 1 MiB, a large one so many MiB, and so many large ones are always under way. With several senders,
-the first one sends the small requests and its share of the large ones.
+`python -m benchmarks --suite mixed` measures it. A small request has 1 MiB, a large one so many MiB, and so many large
+ones are always under way. With several senders, the first one sends the small requests and its share of the large ones.
 
 Each round measures three times in turn: small requests alone, one after the other; large ones alone; and small ones
 beside large ones. Printed per run, over all rounds: the median and the 99th percentile of a small request, alone and
@@ -13,7 +11,6 @@ alone; and the share of large requests in these bytes.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import threading
 import time
@@ -24,8 +21,6 @@ import numpy as np
 
 import statelink
 from statelink import state
-
-from .rows import show
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -47,12 +42,6 @@ class Kind(NamedTuple):
 
     number: int
     pages: int
-
-    @classmethod
-    def of(cls, text: str) -> Kind:
-        """Read ``2x512``."""
-        number, pages = text.split("x")
-        return cls(int(number), int(pages))
 
 
 KINDS = Kind(2, 512), Kind(8, 64)
@@ -221,22 +210,3 @@ def measure(backend: str, kind: Kind, senders: int, rounds: int) -> dict[str, An
         "bytes_ratio": round(float(np.median([together / rate for rate, together in rates])), 3),
         "large_share": round(float(np.median(shares)), 3),
     }
-
-
-def main() -> None:
-    """Parse arguments, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", nargs="+", default=["tcp", "nixl", "mooncake"])
-    parser.add_argument("--large", nargs="+", type=Kind.of, default=KINDS)
-    parser.add_argument("--senders", nargs="+", type=int, default=SENDERS)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    for backend in arguments.backend:
-        for kind in arguments.large:
-            for senders in arguments.senders:
-                show(measure(backend, kind, senders, arguments.rounds), arguments.json)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,11 +2,6 @@
 
     python -m benchmarks.plan [--rounds 30] [--json]
 
-Every time is compared, within one run, with
-
-    floor   allocating and copying the same three output arrays: source, target and length
-    loop    the grouped loop as engines write it: one numpy grouping pass per buffer, then a Python list of tuples
-
 Cases are 32 and 96 layers (K and V), pages of 64 KiB, 512 to 16,384 items: contiguous, half-scattered (runs of 2) and
 random, at equal TP; and TP 8 to 4 in NHD, where a page falls apart into one run per token. ``bytes`` are those of all
 blocks together. If they are not those of the request, there is no row.
@@ -15,7 +10,6 @@ blocks together. If they are not those of the request, there is no row.
 from __future__ import annotations
 
 import argparse
-import gc
 import statistics
 import sys
 import time
@@ -79,21 +73,6 @@ def indices(kind: str, count: int, pool: int, rng: np.random.Generator) -> I64:
     return np.stack([starts, starts + 1], axis=1).ravel().astype(np.int64)
 
 
-def grouped_loop(source: I64, target: I64, buffers: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Group neighbouring pages once per buffer and append a tuple per group, as engines do."""
-    out = []
-    for src, dst, item in buffers:
-        breaks = np.flatnonzero((np.diff(source) != 1) | (np.diff(target) != 1)) + 1
-        for s, d in zip(np.split(source, breaks), np.split(target, breaks), strict=True):
-            out.append((src + int(s[0]) * item, dst + int(d[0]) * item, len(s) * item))
-    return out
-
-
-def copy_arrays(arrays: list[npt.NDArray[Any]]) -> Callable[[], object]:
-    """Allocating and copying arrays of this size: what no planner can avoid."""
-    return lambda: [array.copy() for array in arrays]
-
-
 def blocks_of(move: plan.Move) -> int:
     """Use up every batch of a move."""
     return sum(batch.count for batch in move.blocks())
@@ -126,11 +105,8 @@ def measure(layers: int, count: int, kind: str, widths: tuple[int, int], rounds:
     moved = sum(int(batch.nbytes.sum()) for batch in plan.plan_move(part, there, here, owed).blocks())
     if moved != bytes_of(layers, count, widths):
         sys.exit(f"the blocks have {moved} bytes, and the request has {bytes_of(layers, count, widths)}")
-    batch = next(plan.plan_move(part, there, here, owed).blocks())
-    arrays = [np.zeros(produced, np.uint64) for _ in range(3)] if produced < 1 << 24 else [batch.source]
     took = best(request, rounds)
-    base = best(copy_arrays(arrays), rounds)
-    row: dict[str, Any] = {
+    return {
         "layers": layers,
         "items": count,
         "kind": kind,
@@ -139,16 +115,7 @@ def measure(layers: int, count: int, kind: str, widths: tuple[int, int], rounds:
         "bytes": moved,
         "us": round(took * 1e6, 1),
         "ns_per_block": round(took * 1e9 / produced, 2),
-        "over_floor": round(took / base, 2),
     }
-    if widths[0] == widths[1]:
-        item = TOKENS * HEADS // widths[0] * DIM * 2
-        buffers = [(BASE + n * item * pool, BASE + n * item * pool, item) for n in range(2 * layers)]
-        gc.disable()
-        loop = best(lambda: grouped_loop(there.ids, here.ids, buffers), max(3, rounds // 10))
-        gc.enable()
-        row["loop_over_ours"] = round(loop / took, 1)
-    return row
 
 
 def compiling(what: str, rounds: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What a small request costs beside the bytes: workload E, alone and with many in flight, also beside a busy engine.
 
     python -m benchmarks.rooms [--backend tcp nixl] [--in-flight 1 64] [--rooms 3000] [--switch-interval 0.001]
-                               [--busy none process prefill decode both scheduler] [--profile DIR] [--json]
+                               [--busy none process prefill decode both scheduler] [--json]
 
 A room of workload E has the pages of one sliding window, one recurrent slot and one row of metadata. Two processes play
 it as engines do: each opens as many rooms as it may, and takes the changes of its link. A busy process has one more
@@ -14,11 +14,8 @@ room, without the busy thread's; and how many of its iterations the busy thread 
 from __future__ import annotations
 
 import argparse
-import cProfile
 import multiprocessing
-import os
 import statistics
-import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -125,7 +122,6 @@ def prefill(
     rooms: int,
     in_flight: int,
     spin: str,
-    profile: str,
     without: Callable[[], None] | None,
     pipe: Connection,
 ) -> None:
@@ -133,8 +129,6 @@ def prefill(
     if without is not None:
         without()
     pools = Pools("prefill", in_flight)
-    if profile:
-        profile_threads(profile, "prefill")
     with statelink.open({"role": "prefill", **config}, pools.inventory) as link:
         pipe.send(link.address)
         for first, count in runs(rooms, in_flight):
@@ -142,29 +136,11 @@ def prefill(
         pipe.recv()
 
 
-def profile_threads(folder: str, side: str) -> None:
-    """Write what each of Statelink's threads does to a file of its own; for `pstats`."""
-    run = threading.Thread.run
-
-    def profiled(thread: threading.Thread) -> None:
-        if not thread.name.startswith("statelink"):
-            run(thread)
-            return
-        profiler = cProfile.Profile(time.thread_time)
-        try:
-            profiler.runcall(run, thread)
-        finally:
-            profiler.dump_stats(os.path.join(folder, f"{side}.{thread.name}.prof"))
-
-    threading.Thread.run = profiled  # type: ignore[method-assign,assignment]
-
-
 def measure(
     backend: str,
     rooms: int,
     in_flight: int,
     busy: str,
-    profile: str = "",
     without: Callable[[], None] | None = None,
     switch_interval: float | None = None,
 ) -> dict[str, Any]:
@@ -173,12 +149,10 @@ def measure(
     theirs_spin, ours_spin = spins(busy)
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
-    given = (config, rooms, in_flight, theirs_spin, profile, without, theirs)
+    given = (config, rooms, in_flight, theirs_spin, without, theirs)
     process = context.Process(target=prefill, args=given, daemon=True)
     process.start()
     pools = Pools("decode", in_flight)
-    if profile:
-        profile_threads(profile, "decode")
     with statelink.open({"role": "decode", **config}, pools.inventory) as link:
         address = pipe.recv()
         for first, count in runs(rooms, in_flight):
@@ -208,7 +182,6 @@ def main() -> None:
     parser.add_argument("--busy", nargs="+", choices=BUSY, default=["none"])
     parser.add_argument("--rooms", type=int, default=3000)
     parser.add_argument("--switch-interval", type=float, help="of the links, in seconds")
-    parser.add_argument("--profile", default="", metavar="DIR", help="write a profile of each thread into this folder")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     for backend in arguments.backend:
@@ -216,7 +189,7 @@ def main() -> None:
             for in_flight in arguments.in_flight:
                 rooms = arguments.rooms if in_flight > 1 else max(arguments.rooms // 10, 50)
                 interval = arguments.switch_interval
-                row = measure(backend, rooms, in_flight, busy, arguments.profile, switch_interval=interval)
+                row = measure(backend, rooms, in_flight, busy, switch_interval=interval)
                 show(row, arguments.json)
 
 

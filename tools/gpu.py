@@ -2,15 +2,14 @@
 
     python -m tools.gpu [--quick] [--part NAME ...] [--list] [--out build/gpu] [--seconds 480]
 
-Each part's output goes to a file. Without a card that torch reaches, it says what it would run, and ends well. With
-``--quick``, that is so without CUDA's driver. It ends
-with an error if a part failed.
+Without CUDA's driver, it says what it would run, and ends well. It ends with an error if a part failed. Every part has a
+limit of its own, and all of them together may have ``--seconds``. A part that fails or takes too long does not keep the
+next one from running. Two files are written: ``gpu.jsonl`` has every answer as one line of JSON, and ``gpu.txt`` has the
+answers and what each part printed, the logs of NIXL and UCX among it.
 
 With ``--quick``, the parts are questions: see `tools.card`. The first two minutes say whether UCX knows the card,
-whether the order of streams is kept, and which transport carries the bytes. Every part has a limit of its own, and all
-of them together have ``--seconds``. A part that fails or takes too long does not keep the next one from running. Two
-files are written: ``quick.jsonl`` has every answer as one line of JSON, and ``quick.txt`` has the answers and what each
-part printed, the logs of NIXL and UCX among it.
+whether the order of streams is kept, and which transport carries the bytes. They have 480 seconds together, unless
+``--seconds`` says otherwise, and the files are ``quick.jsonl`` and ``quick.txt``.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ LEAST = 5.0
 DRIVER = "libcuda.so.1"
 RUN = "STATELINK_GPU_PART"
 KEPT = 1 << 19
-"""Bytes of a part's output that are kept in ``quick.txt``: its first half and its last half."""
+"""Bytes of a part's output that are kept: its first half and its last half."""
 
 
 class Part(NamedTuple):
@@ -175,15 +174,6 @@ QUICK = {
 """In the order in which their answers are wanted."""
 
 
-def card() -> str:
-    """The card's name; empty if torch reaches none."""
-    try:
-        torch = importlib.import_module("torch")
-    except ImportError:
-        return ""
-    return str(torch.cuda.get_device_name(0)) if torch.cuda.is_available() else ""
-
-
 def driver() -> str:
     """Where CUDA's driver is; empty if it is nowhere. Starts no CUDA in this process."""
     try:
@@ -232,27 +222,13 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-def whole(names: list[str], out: Path) -> list[str]:
-    """Run parts, each into a file of its own. Returns those that failed."""
-    failed = []
-    for name in names:
-        began, log = time.monotonic(), out / f"{name}.txt"
-        done = run(PARTS[name], log, PARTS[name].limit, dict(os.environ))
-        told = "passed" if done == 0 else f"exit status {done}"
-        print(f"{name}: {told}, {time.monotonic() - began:.0f} s", flush=True)
-        if done:
-            failed.append(name)
-            print("".join(log.read_text(errors="replace").splitlines(keepends=True)[-20:]))
-    return failed
-
-
-def quick(names: list[str], out: Path, seconds: float) -> list[str]:
+def all_of(parts: dict[str, Part], names: list[str], out: Path, name_of_files: str, seconds: float) -> list[str]:
     """Run parts, all into two files, and print each answer when it is there. Returns those that failed."""
     ends, failed = time.monotonic() + seconds, []
     environment, told = prepared()
     answers, log = out / "answers.part", out / "log.part"
     environment[FILE] = str(answers)
-    with (out / "quick.jsonl").open("w") as lines, (out / "quick.txt").open("w") as text:
+    with (out / f"{name_of_files}.jsonl").open("w") as lines, (out / f"{name_of_files}.txt").open("w") as text:
 
         def say(part: str, what: str, value: object, unit: str = "") -> None:
             lines.write(json.dumps({"part": part, "what": what, "value": value, "unit": unit}) + "\n")
@@ -264,7 +240,7 @@ def quick(names: list[str], out: Path, seconds: float) -> list[str]:
         for each in told:
             say("libraries", "on the loader's path", each)
         for name in names:
-            part, began = QUICK[name], time.monotonic()
+            part, began = parts[name], time.monotonic()
             left = ends - began
             if left < LEAST:
                 say(name, "status", "not run: no time was left")
@@ -340,22 +316,22 @@ def main() -> int:
     parser.add_argument("--part", nargs="+", metavar="NAME")
     parser.add_argument("--list", action="store_true", help="only say what would be run")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu")
-    parser.add_argument("--seconds", type=float, default=480.0, help="for all parts of --quick together")
+    parser.add_argument("--seconds", type=float, help="for all parts together")
     arguments = parser.parse_args()
     parts = QUICK if arguments.quick else PARTS
     names = arguments.part or list(parts)
     if unknown := [name for name in names if name not in parts]:
         parser.error(f"no part is called {', '.join(unknown)}; there are {', '.join(parts)}")
-    found = driver() if arguments.quick else card()
+    found = driver()
     if arguments.list or not found:
-        missing = "there is no driver of CUDA" if arguments.quick else "torch reaches no graphics card"
-        print("The parts:" if arguments.list else f"{missing} here. With one, these parts would run:")
+        print("The parts:" if arguments.list else "there is no driver of CUDA here. With one, these parts would run:")
         show(parts, names)
         return 0
     print(f"on {found}", flush=True)
     out = arguments.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
-    failed = quick(names, out, arguments.seconds) if arguments.quick else whole(names, out)
+    seconds = arguments.seconds or (480.0 if arguments.quick else float("inf"))
+    failed = all_of(parts, names, out, "quick" if arguments.quick else "gpu", seconds)
     print(f"failed: {', '.join(failed)}" if failed else "every part passed")
     return 1 if failed else 0
 

@@ -1,4 +1,4 @@
-"""`tools.gpu` runs its parts: with a stand-in for torch's card, and one for the interpreter."""
+"""`tools.gpu` runs its parts, with a stand-in for the interpreter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import runpy
 import subprocess
 import sys
-import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -27,10 +26,7 @@ TESTS = ("-m", "pytest")
 
 @pytest.fixture(name="run")
 def run_fixture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Runs `tools.gpu` in this process, on a machine whose torch reaches a card."""
-    cuda = types.SimpleNamespace(is_available=lambda: True, get_device_name=lambda number: "a card")
-    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
-
+    """Runs `tools.gpu` in this process, on a machine with CUDA's driver."""
     monkeypatch.setattr(gpu, "driver", lambda: "a machine with a card")
 
     def run(*words: str) -> int:
@@ -85,8 +81,7 @@ def test_every_part_is_a_command_that_runs(
     status, at_once = run(), run("--quick")
     said = capsys.readouterr().out
     assert (status, at_once) == (0, 0), said
-    assert all(f"\n{name}: passed" in said for name in gpu.PARTS)
-    assert all(f"\n{name}: status: passed" in said for name in gpu.QUICK)
+    assert all(f"\n{name}: status: passed" in said for name in (*gpu.PARTS, *gpu.QUICK))
     started = commands()
     assert len(started) == len(gpu.PARTS) + len(gpu.QUICK)
     for words in dict.fromkeys(started):
@@ -149,7 +144,6 @@ def test_without_a_card(
     run: Run, mode: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(gpu, "driver", str)
-    monkeypatch.setattr(gpu, "card", str)
     assert run(*mode) == 0
     said = capsys.readouterr().out
     assert "these parts would run" in said

@@ -75,12 +75,6 @@ def latents_share(index: int, size: int, **fields: Any) -> Described:
     return state.mla_pages({0: pointer(30, 4, 2, 3)}, partition=Partition("cyclic", size, index, 2), **fields)
 
 
-def kv_instance(name: str, total: int, width: int, page: int = 16) -> list[Inventory]:
-    """Keys and values of so many heads over so many ranks: bf16, 128 elements a head."""
-    local = max(1, total // width)
-    return ranks(name, width, lambda r: keys([0], 12, page, local, 128, itemsize=2, heads=total, tp=(r, width)))
-
-
 def moves(
     source: Inventory,
     target: Inventory,
@@ -105,8 +99,3 @@ def moves(
     assert all(batch.count <= max_blocks for batch in blocks)
     joined = plan.Blocks.concatenate(blocks)
     return list(zip(joined.source.tolist(), joined.target.tolist(), joined.nbytes.tolist(), strict=True))
-
-
-def runs(found: Iterable[Moved], array: int) -> list[Moved]:
-    """Offsets of those blocks that go into one array of the destination."""
-    return [(s % STEP, t % STEP, n) for s, t, n in found if t // STEP == array]

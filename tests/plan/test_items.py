@@ -13,7 +13,7 @@ from statelink.errors import RoomError
 from statelink.plan import Pages
 from statelink.state import Component, Memory
 
-from .small import describe, pointer
+from .small import pointer
 
 PAGED = state.mla_pages({0: pointer(1, 100, 16, 1)}).component
 WINDOWED = state.kv_pages({0: (pointer(1, 100, 16, 1, 1), pointer(2, 100, 16, 1, 1))}, heads=1, window=40).component
@@ -275,15 +275,3 @@ def test_where_no_buffer_has_items_any_index_is_taken() -> None:
     component = state.index_pages({0: Memory.pointer(0, (0, 16, 1), "uint8", 1)}).component
     assert plan.required(component, 32, 0, [1000, 7]).ids.tolist() == [1000, 7]
     assert refused(component, 32, 0, [-1, 7]).code == "room.indices"
-
-
-def test_chunks_of_a_prompt_that_decode_has_the_beginning_of() -> None:
-    """§7.6: chunks that end at 512, 700 and 1000 of a prompt, each rounded down to a page; decode holds 256."""
-    component = describe("p", state.mla_pages({0: pointer(1, 99, 64, 1)})).components[0]
-    assert len(plan.required(component, 1000, 256, range(12)).ids) == 12
-    slices = []
-    for a, b in ((256, 512), (512, 700 // 64 * 64), (700 // 64 * 64, 1000)):
-        pages = plan.indices_of(component, 1000, 256, pages=range(16))
-        first = plan.pushed(component, 1000, 256, (a, b), pages[(a - 256) // 64 : -(-(b - 256) // 64)])
-        slices.append((first.first - 4, first.first - 4 + len(first.ids)))
-    assert slices == [(0, 4), (4, 6), (6, 12)]

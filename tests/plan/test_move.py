@@ -5,12 +5,11 @@ from __future__ import annotations
 import tracemalloc
 
 import numpy as np
-import pytest
 
 from statelink import plan, state
 from statelink.state import Inventory, Memory, Region
 
-from .small import STEP, describe, keys, moves, pointer, ranks, runs
+from .small import STEP, describe, keys, moves, pointer, ranks
 
 
 def mla(name: str, layers: int, *, pages: int = 64) -> Inventory:
@@ -135,24 +134,3 @@ def test_plans_of_many_runs_never_stand_in_memory_at_once() -> None:
     assert 1 << 12 < first.count <= 1 << 13
     assert set(first.nbytes.tolist()) == {256}
     assert peak < 64 << 20
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "expected"),
-    [
-        ([4, 5, 6, 9, 10, 20], [7, 8, 9, 10, 11, 12], [(4, 7, 3), (9, 10, 2), (20, 12, 1)]),
-        ([4, 5, 6, 7], [7, 8, 20, 21], [(4, 7, 2), (6, 20, 2)]),
-        ([3, 2, 1], [7, 8, 9], [(3, 7, 1), (2, 8, 1), (1, 9, 1)]),
-        ([3, 2, 1], [9, 8, 7], [(3, 9, 1), (2, 8, 1), (1, 7, 1)]),
-        ([5], [0], [(5, 0, 1)]),
-        (list(range(30)), list(range(30)), [(0, 0, 30)]),
-    ],
-)
-def test_neighbouring_pages_are_one_block(
-    source: list[int], target: list[int], expected: list[tuple[int, int, int]]
-) -> None:
-    item = 4 * 6
-    p, d = (describe(name, state.mla_pages({0: pointer(1, 40, 4, 6)})) for name in "pd")
-    (part,) = plan.route([p], [d])
-    found = moves(p, d, part, "kv", (source, target), tokens=4 * len(source))
-    assert runs(found, 1) == [(s * item, t * item, n * item) for s, t, n in expected]

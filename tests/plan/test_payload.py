@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -10,9 +10,11 @@ import torch
 
 from statelink import plan, state
 from statelink.errors import RoomError, StateError
-from statelink.state import Component, Partition
 
-from .small import STEP, describe, moves, pointer
+from .small import pointer
+
+if TYPE_CHECKING:
+    from statelink.state import Component, Partition
 
 
 def window(width: int, page: int) -> Component:
@@ -62,33 +64,6 @@ def ring(number: int, slots: int, length: int, width: int, **fields: Any) -> sta
     return state.ring_rows({0: {"rows": pointer(number, slots, length, width)}}, **fields)
 
 
-def test_the_tail_of_an_open_pool() -> None:
-    """§2.5: 1003 positions in pools of 4; a ring of 4 in slot 3, and one of 7 in slot 11, which wraps."""
-    sides = [describe("x", ring(n, 20, length, 256, type="dsa_tail", group=4)) for n, length in ((1, 4), (2, 7))]
-    here, there = (side.components[0] for side in sides)
-    ids = plan.indices_of(here, 1003, slot=3, ring=4), plan.indices_of(there, 1003, slot=11, ring=7)
-    assert ids[0].tolist() == [12, 13, 14]
-    assert ids[1].tolist() == [11 * 7 + 6, 11 * 7 + 0, 11 * 7 + 1]
-    found = moves(sides[0], sides[1], None, "dsa_tail", ids, tokens=1003)
-    offsets = sorted((1000000 + s - STEP, 2000000 + t - 2 * STEP, n) for s, t, n in found)
-    assert offsets == [(1003072, 2021248, 256), (1003328, 2019712, 512)]
-    assert not len(plan.indices_of(here, 1004, slot=3, ring=4))
-    assert not len(plan.indices_of(there, 1004, slot=11, ring=7))
-
-
-def test_a_ring_of_recent_positions() -> None:
-    """§2.6: the last 128 of 1000 positions, in rings of 136 in slots 5 and 2; the prefix does not count."""
-    sides = [describe("x", ring(n, 8, 136, 1, type="swa_ring", window=128)) for n in (1, 2)]
-    ids = [
-        plan.indices_of(side.components[0], 1000, 960, slot=slot, ring=136)
-        for side, slot in zip(sides, (5, 2), strict=True)
-    ]
-    assert ids[0].tolist() == [*range(736, 816), *range(680, 728)]
-    assert ids[1].tolist() == [*range(328, 408), *range(272, 320)]
-    found = moves(sides[0], sides[1], None, "swa_ring", (ids[0], ids[1]), tokens=1000, prefix=960)
-    assert [(s - STEP, t - 2 * STEP, n) for s, t, n in found] == [(736, 328, 80), (680, 272, 48)]
-
-
 @pytest.mark.parametrize(
     ("group", "tokens", "length", "expected"),
     [
@@ -127,44 +102,6 @@ def test_live_rows_of_a_compressors_ring(tokens: int, length: int, expected: lis
 
 def latents(number: int, page: int, name: str = "kv", partition: Partition | None = None) -> state.Described:
     return state.mla_pages({0: pointer(number, 64, page, 1)}, name=name, partition=partition)
-
-
-def rows_of(found: list[tuple[int, int, int]], source: int, target: int) -> list[tuple[int, int]]:
-    """Row by row, of latents of one byte."""
-    return sorted((s - source * STEP + k, t - target * STEP + k) for s, t, n in found for k in range(n))
-
-
-@pytest.mark.parametrize(
-    ("rank", "sent"), [(0, [40, 42, 44, 46, 48]), (1, [41, 43, 45, 47, 49])], ids=["rank 0", "rank 1"]
-)
-def test_decode_context_parallelism(rank: int, sent: list[int]) -> None:
-    """§4.7: pages of 4 dealt out token by token over 2 ranks, 10 tokens."""
-    source = describe("p", latents(1, 4))
-    target = describe("d", latents(2, 4, partition=Partition("cyclic", 2, rank, 1)), rank=rank, ranks=2)
-    found = moves(source, target, None, "kv", ([10, 11, 12], [40, 41]), tokens=10)
-    assert rows_of(found, 1, 2) == list(zip(sent, range(160, 165), strict=True))
-
-
-def test_draft_pages_under_decode_context_parallelism() -> None:
-    """§4.7: all tokens, on pages that are as many times larger as there are ranks."""
-    source, target = (describe("x", latents(n, page, "draft")) for n, page in ((1, 4), (2, 8)))
-    found = moves(source, target, None, "draft", ([10, 11, 12], [40, 41]), tokens=10)
-    rows = rows_of(found, 1, 2)
-    assert rows[:10] == list(zip(range(40, 50), range(320, 330), strict=True))
-    # The rest of the last page moves with it, as far as both sides hold it.
-    assert rows[10:] == [(50, 330), (51, 331)]
-
-
-def test_pages_of_context_parallel_ranks() -> None:
-    """§4.8: 10 pages over 4 ranks; the first ones have one more."""
-    pages = np.arange(100, 110)
-    found = []
-    for index in range(4):
-        component = latents(1, 4, partition=Partition("contiguous", 4, index)).component
-        found.append(plan.indices_of(component, 39, pages=pages).tolist())
-    assert found == [[100, 101, 102], [103, 104, 105], [106, 107], [108, 109]]
-    last = latents(1, 4, partition=Partition("contiguous", 4, 3)).component
-    assert not len(plan.indices_of(last, 9, pages=pages)), "3 pages for 4 ranks"
 
 
 def test_a_prefix_inside_a_page_of_prefill() -> None:

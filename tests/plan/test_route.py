@@ -6,9 +6,9 @@ import pytest
 
 from statelink import plan, state
 from statelink.errors import MismatchError
-from statelink.state import Buffer, Component, Inventory, Layout, Memory, Partition, Region, Slab
+from statelink.state import Buffer, Component, Inventory, Layout, Partition, Region, Slab
 
-from .small import describe, keys, kv_instance, moves, pointer, ranks, runs
+from .small import describe, keys, pointer, ranks
 
 
 @pytest.mark.parametrize("source", [1, 2, 4, 8])
@@ -31,30 +31,6 @@ def test_who_talks_to_whom(source: int, target: int, stages: int) -> None:
         contacted = {stage * source + first + n for stage in range(stages) for n in range(group)}
         assert {s for s, t in real if t == rank} == contacted
     assert all(sum(s == n for s, _ in real) == max(target // source, 1) for n in range(source * stages))
-
-
-def test_more_ranks_than_heads_hold_the_same_head() -> None:
-    """T = 4: neighbours replicate, and division maps them, not the remainder."""
-    down = plan.route(kv_instance("p", 4, 8), kv_instance("d", 4, 2))
-    writers: dict[tuple[int, str], dict[int, int]] = {}
-    for part in down:
-        for share in part.shares:
-            for box in share.boxes:
-                for name in share.buffers:
-                    for head in range(box.start[0], box.stop[0]):
-                        assert writers.setdefault((part.target, name), {}).setdefault(head, part.source) == part.source
-    assert set(writers) == {(t, f"layers.0.{kv}") for t in (0, 1) for kv in "kv"}
-    for (target, _), owners in writers.items():
-        assert set(owners) == {2 * target, 2 * target + 1}
-        assert all(source // 2 == head for head, source in owners.items())
-
-    up = {(part.source, part.target): part for part in plan.route(kv_instance("p", 4, 2), kv_instance("d", 4, 8))}
-    assert set(up) == {(d // 4, d) for d in range(8)}
-    sources, targets = kv_instance("p", 4, 2), kv_instance("d", 4, 8)
-    for d in range(8):
-        found = moves(sources[d // 4], targets[d], up[d // 4, d], "kv", ([0], [0]), tokens=16)
-        # d0, d1 <- source head 0; d2, d3 <- source head 1
-        assert {s % 512 for s, _, _ in runs(found, 1)} == {d % 4 // 2 * 256}
 
 
 def _replicated(name: str, width: int) -> list[Inventory]:
@@ -143,55 +119,6 @@ def test_positions_that_nobody_holds_are_refused(missing: int) -> None:
     sources = [pages(index) for index in range(3) if index != missing]
     with pytest.raises(MismatchError, match=f"nobody holds share {missing} of 3"):
         plan.route(sources, [describe("d", state.mla_pages({0: pointer(1, 8, 4, 2)}))])
-
-
-RATIOS = [0, 0, 4, 128, 4, 128, 4, 128]
-FOURS = [layer for layer, ratio in enumerate(RATIOS) if ratio == 4]
-
-
-LARGE = [layer for layer, ratio in enumerate(RATIOS) if ratio == 128]
-LISTS = {
-    "dsv4": [*((n, "kv") for n in FOURS), *((n, "index") for n in FOURS), *((n, "large") for n in LARGE)],
-    "swa": [*((n, "kv") for n in range(8)), *((n, "attention") for n in FOURS), *((n, "indexer") for n in FOURS)],
-    "c128_state": [(n, "rest") for n in LARGE],
-}
-
-
-def compressed(kind: str, layers: range) -> state.Described:
-    """A stage's part of one of the flat lists."""
-    mine = [(number, layer, label) for number, (layer, label) in enumerate(LISTS[kind]) if layer in layers]
-    if kind == "dsv4":
-        nested: dict[int, dict[str, Memory]] = {}
-        for number, layer, label in mine:
-            array = pointer(100 + number, 4, 2 if label == "large" else 64, 3)
-            nested.setdefault(layer, {})[label] = array
-        return state.compressed_pages(nested, page=256)
-    arrays = {f"layers.{layer}.{label}": pointer(1 + number, 4, 5) for number, layer, label in mine}
-    named = {f"layers.{layer}.{label}": layer for _, layer, label in mine}
-    if kind == "swa":
-        return state.whole_items(arrays, type="swa", layers=named, page=128, window=128)
-    return state.whole_items(arrays, type="c128_state", layers=named, page=128, group=128)
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [("dsv4", [1, 2, 4, 5, 7, 8]), ("swa", [4, 5, 6, 7, 9, 10, 12, 13]), ("c128_state", [1, 2])],
-)
-def test_a_stage_of_a_compressed_model(kind: str, expected: list[int]) -> None:
-    """§6.4: stage [4, 8) of ratios 0 0 4 128 4 128 4 128; which entries of decode's list it writes."""
-    stages = [
-        describe("p", compressed(kind, layers), rank=n, ranks=2) for n, layers in enumerate((range(4), range(4, 8)))
-    ]
-    full = describe("d", compressed(kind, range(8)))
-    plan.match(stages, [full])
-    names = [f"layers.{layer}.{label}" for layer, label in LISTS[kind]]
-    written = [
-        sorted(names.index(name) for part in plan.route(stages, [full]) if part.source == rank
-               for share in part.shares for name in share.buffers)
-        for rank in range(2)
-    ]  # fmt: skip
-    assert written[1] == expected
-    assert sorted(written[0] + written[1]) == list(range(len(names)))
 
 
 @pytest.mark.parametrize("block", [1, 4])

@@ -1,6 +1,6 @@
 """What a fleet asks of its directory: many clients of links register, find each other and leave.
 
-``python -m benchmarks.fleet [--clients 1000]`` starts the directory, and clients in this
+``python -m benchmarks.fleet [--directory server|etcd] [--clients 1000]`` starts the directory, and clients in this
 process, without links and memory. It prints JSON: seconds for each phase, and what one client costs (threads, open
 files, resident bytes), by which a fleet can be reckoned. `docs/scale.md` is written from it.
 
@@ -15,10 +15,14 @@ import contextlib
 import json
 import os
 import resource
+import shutil
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +49,42 @@ def server() -> Iterator[tuple[str, int]]:
         process.terminate()
         process.wait(60)
         process.stdout.close()
+
+
+@contextlib.contextmanager
+def etcd() -> Iterator[tuple[str, int]]:
+    """One member of etcd in a process of its own."""
+    program = shutil.which("etcd")
+    if program is None:
+        sys.exit("no etcd here; tools/etcd-server.sh installs it")
+    with contextlib.ExitStack() as taken:
+        ports = [taken.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(2)]
+    folder = tempfile.mkdtemp(prefix="statelink-fleet-")
+    client, peer = (f"http://127.0.0.1:{port}" for port in ports)
+    command = [program, "--data-dir", folder, "--listen-client-urls", client, "--advertise-client-urls", client]
+    command += [
+        "--listen-peer-urls",
+        peer,
+        "--initial-advertise-peer-urls",
+        peer,
+        "--initial-cluster",
+        f"default={peer}",
+    ]
+    with (Path(folder) / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        wait(lambda: answers(client))
+        yield f"etcd://127.0.0.1:{ports[0]}", process.pid
+    finally:
+        process.kill()
+        process.wait(60)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def answers(client: str) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"{client}/health", timeout=5) as answer:
+        return int(answer.status) == 200
+    return False
 
 
 def wait(done: Callable[[], Any]) -> None:
@@ -81,13 +121,14 @@ def listed(config: LinkConfig) -> int:
     return sum(len(each.registered) for each in list_instances(config, keys=None))
 
 
-def measure(count: int, rest: float = REST) -> dict[str, Any]:
+def measure(kind: str, count: int, rest: float = REST) -> dict[str, Any]:
     """Register, find and leave."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    options: dict[str, Any] = {"rendezvous_options": {"lifetime": 60}} if kind == "etcd" else {}
     instances = max(1, count // RANKS)
-    with server() as (address, pid):
-        config = LinkConfig.read({"role": "both", "backend": "tcp", "rendezvous": address})
+    with (etcd if kind == "etcd" else server)() as (address, pid):
+        config = LinkConfig.read({"role": "both", "backend": "tcp", "rendezvous": address, **options})
         before = state()
         clients: list[Directory] = []
         phases: dict[str, dict[str, float]] = {}
@@ -155,16 +196,17 @@ def measure(count: int, rest: float = REST) -> dict[str, Any]:
     if set(counted.values()) != {made}:
         sys.exit(f"{made} clients were started, and the directory counted {counted}")
     each = {name: round((during[name] - before[name]) / made, 2) for name in before}
-    result: dict[str, Any] = {"clients": made, "instances": instances, **counted}
+    result: dict[str, Any] = {"directory": kind, "clients": made, "instances": instances, **counted}
     return {**result, "phases": phases, "one_client": each}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--directory", choices=("server", "etcd"), default="server")
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--rest", type=float, default=REST, help="seconds for which the clients rest")
     given = parser.parse_args()
-    print(json.dumps(measure(given.clients, given.rest), indent=2))
+    print(json.dumps(measure(given.directory, given.clients, given.rest), indent=2))
 
 
 if __name__ == "__main__":

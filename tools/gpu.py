@@ -2,10 +2,10 @@
 
     python -m tools.gpu [--quick] [--part NAME ...] [--list] [--out build/gpu] [--seconds 480]
 
-Without CUDA's driver, it says what it would run, and ends well. It ends with an error if a part failed. Every part has a
-limit of its own, and all of them together may have ``--seconds``. A part that fails or takes too long does not keep the
-next one from running. Two files are written: ``gpu.jsonl`` has every answer as one line of JSON, and ``gpu.txt`` has the
-answers and what each part printed, the logs of NIXL and UCX among it.
+Without CUDA's driver, it says what it would run, and ends well. It ends with an error if a part failed. Every part has
+a limit of its own, and all of them together may have ``--seconds``. A part that fails or takes too long does not keep
+the next one from running. Two files are written: ``gpu.jsonl`` has every answer as one line of JSON, and ``gpu.txt``
+has the answers and what each part printed, the logs of NIXL and UCX among it.
 
 With ``--quick``, the parts are questions: see `tools.card`. The first two minutes say whether UCX knows the card,
 whether the order of streams is kept, and which transport carries the bytes. They have 480 seconds together, unless

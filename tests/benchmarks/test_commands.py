@@ -6,7 +6,7 @@ from benchmarks import fleet, peers, plan
 
 
 def test_each_client_of_a_fleet_is_found() -> None:
-    found = fleet.measure(19, rest=0.2)
+    found = fleet.measure("server", 19, rest=0.2)
     assert [found[name] for name in ("registered", "found", "left")] == [16] * 3, "only whole instances register"
 
 

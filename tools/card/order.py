@@ -101,4 +101,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # What is sent to a process names its module, which is `__main__` there, too.
+    from tools.card import order
+
+    sys.exit(order.main())

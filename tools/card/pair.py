@@ -2,66 +2,45 @@
 
 from __future__ import annotations
 
-import faulthandler
-import multiprocessing
 import os
-import sys
-import time
-import traceback
+import tempfile
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from multiprocessing.connection import Client, Connection, Listener
+from typing import Any
 
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
+from statelink.testing.process import Process
 
 __all__ = ["PAGE_TOKENS", "Side", "both", "succeeded"]
 
 PAGE_TOKENS = 16
 Job = dict[str, Any]
-Side = Callable[[str, "Connection", Job], Any]
+Side = Callable[[str, Connection, Job], Any]
 """Runs in a process of its own, with its role, a pipe to the other side, and what to do. Returns what it found."""
 
 
 def both(side: Side, job: Job, seconds: float) -> dict[str, Any]:
-    """Run both sides. Returns what each found, by role.
+    """Run both sides, which print where this process does. Returns what each found, by role.
 
     Raises:
         RuntimeError: A side raised an error, ended without an answer, or took too long.
     """
-    context = multiprocessing.get_context("spawn")
-    ends = context.Pipe()
-    answers, processes = {}, {}
-    for role, end in zip(("prefill", "decode"), ends, strict=True):
-        ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_run, args=(side, role, end, job, theirs, seconds))
-        process.start()
-        theirs.close()
-        answers[role], processes[role] = ours, process
-    for end in ends:
-        end.close()  # so that a side sees when the other one dies
     found: dict[str, Any] = {}
     failed: list[str] = []
-    until = time.monotonic() + seconds
-    try:
-        for role in answers:
-            if not answers[role].poll(max(0.1, until - time.monotonic())):
-                failed.append(f"{role} came to no end within {seconds:g} seconds")
-                continue
-            try:
-                what, value = answers[role].recv()
-            except EOFError:
-                processes[role].join(5)
-                failed.append(f"{role} ended without an answer, with exit status {processes[role].exitcode}")
-                continue
-            if what == "found":
-                found[role] = value
-            else:
-                failed.append(f"{role}: {value}")
-        for process in processes.values():
-            process.join(0 if failed else 5)
-    finally:
-        for process in processes.values():
-            process.kill()
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "pipe")
+        with (
+            Process(partial(Listener, path), name="prefill", patience=seconds, output=1) as prefill,
+            Process(partial(str, path), name="decode", patience=seconds, output=1) as decode,
+        ):
+            prefill(_listens)
+            prefill.start(_prefill, side, job)
+            decode.start(_decode, side, job)
+            for process in (prefill, decode):
+                try:
+                    found[process.name] = process.result()
+                except Exception as error:
+                    failed.append(f"{process.name}: {error}")
     if failed:
         raise RuntimeError("; ".join(failed))
     return found
@@ -73,15 +52,15 @@ def succeeded(room: Any) -> None:
     room.check()
 
 
-def _run(side: Side, role: str, pipe: Connection, job: Job, answers: Connection, seconds: float) -> None:
-    faulthandler.dump_traceback_later(max(1.0, seconds - 2))  # where it hangs, before it is killed
-    try:
-        said = ("found", side(role, pipe, job))
-    except BaseException as error:
-        traceback.print_exc()
-        said = ("error", f"{type(error).__name__}: {error}")
-    answers.send(said)
-    answers.close()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # libraries of cards may crash a process at its normal end; its answer is sent
+def _listens(listener: Listener) -> None:
+    """Decode can connect once this has been called."""
+
+
+def _prefill(listener: Listener, side: Side, job: Job) -> Any:
+    with listener.accept() as pipe:  # so that a side sees when the other one fails
+        return side("prefill", pipe, job)
+
+
+def _decode(path: str, side: Side, job: Job) -> Any:
+    with Client(path) as pipe:
+        return side("decode", pipe, job)

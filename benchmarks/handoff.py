@@ -15,7 +15,8 @@ Each round takes all of these, one right after the other:
     floor     one thread of the receiving process copies the same bytes out of the sender with ``process_vm_readv``,
               1,024 vectors a call, all prepared beforehand. On a device, it copies as many pages there. It is taken
               twice; the ratio of the two is the noise
-    raw       the library that the backend uses, called by itself; see `benchmarks.raw`
+    raw       the library that the backend uses, called by itself (`statelink.backend.RawTransfers`): in the sending
+              process, until the bytes have arrived. Memory is registered, and blocks are listed and merged before
     busy      a request while a thread of one process or of both runs Python, or another process does; see
               `benchmarks.busy`
 
@@ -25,10 +26,12 @@ Printed are medians of the ratios of one round's times, with the bounds of 95 of
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import os
 import statistics
 import time
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,12 +39,14 @@ import numpy as np
 
 import statelink
 from statelink import state
+from statelink.backend import RawLibrary, RawTransfers
+from statelink.registry import load_backend
+from statelink.state import Region
 
 from .busy import BUSY, Spin, spins
 from .floor import Rows, copy, merged
 from .memory import HOST, Copied, address, fill, rows, zeros
 from .pairs import in_turn, ratio
-from .raw import engine
 from .rows import show
 
 if TYPE_CHECKING:
@@ -121,6 +126,21 @@ class Sender:
         sending.wait(60)
         sending.check()
         self.spin.set(False)
+
+
+@contextlib.contextmanager
+def engine(backend: str, name: str, memory: Rows, where: str) -> Iterator[RawLibrary | None]:
+    """The library behind a backend, for ranges of memory here or on a device; ``None`` if the backend gives none."""
+    kind = load_backend(backend)
+    if not issubclass(kind, RawTransfers):
+        yield None
+        return
+    regions = [Region(address, nbytes, "dram" if where == HOST else where) for address, nbytes in memory.tolist()]
+    made = kind.raw(name, kind.Options(), "127.0.0.1", regions)
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 def prefill(name: str, config: dict[str, Any], spin: str, memory: str, pipe: Connection) -> None:

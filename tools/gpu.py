@@ -7,9 +7,9 @@ a limit of its own, and all of them together may have ``--seconds``. A part that
 the next one from running. Two files are written: ``gpu.jsonl`` has every answer as one line of JSON, and ``gpu.txt``
 has the answers and what each part printed, the logs of NIXL and UCX among it.
 
-With ``--quick``, the parts are questions: see `tools.card`. The first two minutes say whether UCX knows the card,
-whether the order of streams is kept, and which transport carries the bytes. They have 480 seconds together, unless
-``--seconds`` says otherwise, and the files are ``quick.jsonl`` and ``quick.txt``.
+With ``--quick``, the parts are questions: see `tools.card`. The first two minutes say whether UCX's modules for CUDA
+load, whether the order of streams is kept, and which transport carries the bytes. They have 480 seconds together,
+unless ``--seconds`` says otherwise, and the files are ``quick.jsonl`` and ``quick.txt``.
 """
 
 from __future__ import annotations
@@ -122,10 +122,9 @@ PIECES = 'ucx={"TCP_TX_SEG_SIZE": "512k", "TCP_RX_SEG_SIZE": "512k"}'
 SHORT = ("--mib", "64", "--rounds", "3")
 
 QUICK = {
-    "look": Part("does UCX know the card; the card's own copies", card_part("look"), 90),
+    "doctor": Part("what `statelink doctor` says", over_card("doctor", "nixl"), 60),
     "order": Part("is the order of streams kept", card_part("order", "--rooms", "10"), 90),
     "cuda-cuda": Part("card to card: which transport, GB/s", card_part("link", "cuda", "cuda"), 60),
-    "doctor": Part("what `statelink doctor` says", over_card("doctor", "nixl"), 60),
     "tests": Part(
         "the tests that need a card", tests("-W", "default", "tests/pointers", "tests/model/test_staging_memory.py"), 60
     ),

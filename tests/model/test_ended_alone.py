@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,14 +28,6 @@ def model() -> Iterator[None]:
     with running():
         yield
     logging.disable(logging.NOTSET)
-
-
-def until(world: World, done: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Let the world go on until something is true."""
-    end = world.time + seconds
-    while not done():
-        assert world.time < end, "it never came"
-        world.step()
 
 
 def take_up(world: World, request: Request, *processes: Process) -> None:
@@ -72,8 +64,8 @@ def meet(world: World) -> None:
     request = world.open(9, 5)
     assert request is not None
     take_up(world, request, *world.living())
-    until(world, lambda: over(request, *world.living()))
-    until(world, lambda: not any(each.held for each in world.living()))
+    world.until(lambda: over(request, *world.living()))
+    world.until(lambda: not any(each.held for each in world.living()))
 
 
 def end_alone(world: World, side: list[Process], asks: bool) -> None:
@@ -82,12 +74,12 @@ def end_alone(world: World, side: list[Process], asks: bool) -> None:
     for process in side:
         take_up(world, request, process) if asks else world.join(request, process)
     if asks and side[0].role == "decode":
-        until(world, lambda: known(world.living("prefill"), "pending_requests"))
+        world.until(lambda: known(world.living("prefill"), "pending_requests"))
     for process in side:
         request.sides[process.address].handle.abort("its client left")
-    until(world, lambda: over(request, *side) and not any(each.held for each in side))
+    world.until(lambda: over(request, *side) and not any(each.held for each in side))
     if side[0].role == "decode":
-        until(world, lambda: known(world.living("prefill"), "gone"))
+        world.until(lambda: known(world.living("prefill"), "gone"))
 
 
 CASES = [(seed, asks) for seed in range(6) for asks in (False, True)]
@@ -117,13 +109,13 @@ def use_after_decode_gave_up(world: World, *, prefill_first: bool) -> None:
     again = opened(world)
     if prefill_first:
         take_up(world, again, *prefill)
-        until(world, lambda: over(again, *prefill), SOON)
+        world.until(lambda: over(again, *prefill), SOON)
         take_up(world, again, *decode)
     else:
         take_up(world, again, *decode)
-        until(world, lambda: known(prefill, "pending_requests"))
+        world.until(lambda: known(prefill, "pending_requests"))
         take_up(world, again, *prefill)
-    until(world, lambda: over(again, *prefill, *decode), SOON)
+    world.until(lambda: over(again, *prefill, *decode), SOON)
     assert set(codes(again, *decode)) <= {"room.reused", "room.aborted"}
     if len(world.places) == 2:
         assert codes(again, *decode) == ["room.reused"]
@@ -135,19 +127,19 @@ def use_after_prefill_gave_up(world: World, *, prefill_first: bool) -> None:
     if prefill_first:
         take_up(world, again, *prefill)
         take_up(world, again, *decode)
-        until(world, lambda: over(again, *decode), SOON)
+        world.until(lambda: over(again, *decode), SOON)
         # What one rank of prefill is told, its engine tells the others.
-        until(world, lambda: any(over(again, each) for each in prefill), SOON)
+        world.until(lambda: any(over(again, each) for each in prefill), SOON)
         assert set(codes(again, *prefill)) <= {"room.reused", ""}
         return
     take_up(world, again, *decode)
-    until(world, lambda: over(again, *decode), SOON)
+    world.until(lambda: over(again, *decode), SOON)
     take_up(world, again, *prefill)
     if len(world.places) == 2:
-        until(world, lambda: not decode[0].held)
+        world.until(lambda: not decode[0].held)
         late = Request(again.key, again.number, again.tokens)
         take_up(world, late, *decode)
-        until(world, lambda: over(again, *prefill) and over(late, *decode), SOON)
+        world.until(lambda: over(again, *prefill) and over(late, *decode), SOON)
         assert late.sides[decode[0].address].ended is Status.SUCCEEDED
 
 
@@ -163,20 +155,20 @@ def test_prefill_was_late_for_the_use_that_decode_gave_up() -> None:
     end_alone(world, [decode], asks=True)
     late = opened(world)
     world.join(late, prefill)
-    until(world, lambda: over(late, prefill), SOON)
+    world.until(lambda: over(late, prefill), SOON)
     assert codes(late, prefill) == ["room.aborted"]
     again = opened(world)
     take_up(world, again, decode)  # decode asks first, so that nobody can tell whether prefill was late
-    until(world, lambda: over(again, decode), SOON)
+    world.until(lambda: over(again, decode), SOON)
     world.join(again, prefill)
-    until(world, lambda: over(again, prefill), SOON)
+    world.until(lambda: over(again, prefill), SOON)
     assert codes(again, prefill, decode) == ["room.reused", "room.reused"]
-    until(world, lambda: not prefill.held and not decode.held)
+    world.until(lambda: not prefill.held and not decode.held)
     last = opened(world)
     world.join(last, prefill)
-    until(world, lambda: not prefill.loop.can_run())
+    world.until(lambda: not prefill.loop.can_run())
     take_up(world, last, decode, prefill)
-    until(world, lambda: over(last, prefill, decode))
+    world.until(lambda: over(last, prefill, decode))
     assert {held.ended for held in last.sides.values()} == {Status.SUCCEEDED}
     assert prefill.link._prefill.load()["gone"] == 0  # type: ignore[union-attr]
 
@@ -188,12 +180,12 @@ def test_both_sides_make_every_use_and_decode_asks_first() -> None:
     end_alone(world, [decode], asks=True)
     late = opened(world)
     world.join(late, prefill)
-    until(world, lambda: over(late, prefill), SOON)
+    world.until(lambda: over(late, prefill), SOON)
     again = opened(world)
     take_up(world, again, decode)
-    until(world, lambda: known([prefill], "pending_requests"))
+    world.until(lambda: known([prefill], "pending_requests"))
     take_up(world, again, prefill)
-    until(world, lambda: over(again, prefill, decode))
+    world.until(lambda: over(again, prefill, decode))
     assert {held.ended for held in again.sides.values()} == {Status.SUCCEEDED}
 
 
@@ -204,15 +196,15 @@ def test_prefill_hears_late_that_decode_gave_up() -> None:
     first = opened(world)
     world.join(first, decode)
     first.sides[decode.address].handle.abort("its client left")
-    until(world, lambda: over(first, decode) and not decode.held)
+    world.until(lambda: over(first, decode) and not decode.held)
     ended = world.time
-    until(world, lambda: world.time > ended + 0.1)
+    world.until(lambda: world.time > ended + 0.1)
     again = opened(world)
     world.join(again, prefill)
     world.passes = lambda frames: True
-    until(world, lambda: over(again, prefill), SOON)
+    world.until(lambda: over(again, prefill), SOON)
     take_up(world, again, decode)
-    until(world, lambda: over(again, decode), SOON)
+    world.until(lambda: over(again, decode), SOON)
     assert codes(again, prefill, decode) == ["room.aborted", "room.reused"]
 
 
@@ -224,21 +216,21 @@ def test_a_use_that_met_its_room_leaves_no_doubt(opens: str) -> None:
     first = opened(world)
     if opens == "before":
         world.join(first, prefill)
-        until(world, lambda: prefill.held[1].handle._state.begun)  # type: ignore[union-attr]
+        world.until(lambda: prefill.held[1].handle._state.begun)  # type: ignore[union-attr]
         ended = world.time
-        until(world, lambda: world.time > ended + 0.1)
+        world.until(lambda: world.time > ended + 0.1)
     world.join(first, decode)
     first.sides[decode.address].handle.abort("its client left")
-    until(world, lambda: over(first, decode) and not decode.held)
+    world.until(lambda: over(first, decode) and not decode.held)
     if opens == "after":
-        until(world, lambda: known([prefill], "gone"))
+        world.until(lambda: known([prefill], "gone"))
         world.join(first, prefill)
-    until(world, lambda: over(first, prefill) and not prefill.held)
+    world.until(lambda: over(first, prefill) and not prefill.held)
     again = opened(world)
     if opens == "after":
         world.join(again, prefill)
     take_up(world, again, decode)
-    until(world, lambda: opens == "after" or known([prefill], "pending_requests"))
+    world.until(lambda: opens == "after" or known([prefill], "pending_requests"))
     take_up(world, again, prefill)
-    until(world, lambda: over(again, prefill, decode))
+    world.until(lambda: over(again, prefill, decode))
     assert {held.ended for held in again.sides.values()} == {Status.SUCCEEDED}

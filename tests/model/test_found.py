@@ -40,14 +40,6 @@ def world_of(shape: Shape) -> tuple[World, Process, Process]:
     return world, world.living("prefill")[0], world.living("decode")[0]
 
 
-def until(world: World, done: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Let the world go on until something is true."""
-    end = world.time + seconds
-    while not done():
-        assert world.time < end, "it never came"
-        world.step()
-
-
 def serve(world: World, request: Request | None) -> None:
     """Every engine does all that it has to do for a request."""
     assert request is not None
@@ -79,7 +71,7 @@ def test_a_part_that_was_lost_on_the_way_is_told_again() -> None:
     world.passes = passes
     request = world.open(1, 5)
     serve(world, request)
-    until(world, lambda: ended(request, prefill, decode))
+    world.until(lambda: ended(request, prefill, decode))
     assert status(request, decode) is Status.SUCCEEDED
     assert len(lost) == 2
 
@@ -88,11 +80,11 @@ def test_a_request_that_was_told_untaken_is_not_taken_later() -> None:
     world, prefill, decode = world_of(Shape(1, 1, owner_fence=False))
     first = world.open(1, 2)
     serve(world, first)
-    until(world, lambda: ended(first, prefill, decode))
+    world.until(lambda: ended(first, prefill, decode))
     # Prefill gives decode up, of which decode knows nothing when it asks.
     decode.paused = True
     contacts = prefill.link._prefill._ranks._ranks  # type: ignore[union-attr]
-    until(world, lambda: not contacts)
+    world.until(lambda: not contacts)
     decode.paused = False
     copies: list[Frames] = []
 
@@ -104,13 +96,13 @@ def test_a_request_that_was_told_untaken_is_not_taken_later() -> None:
     world.passes = passes
     second = world.open(2, 12)
     serve(world, second)
-    until(world, lambda: ended(second, decode))
+    world.until(lambda: ended(second, decode))
     assert status(second, decode) is Status.FAILED
-    until(world, lambda: 2 not in decode.held)  # quiet: its memory is given to others
+    world.until(lambda: 2 not in decode.held)  # quiet: its memory is given to others
     assert len(copies) == 1
     third = world.open(3, 2)
     serve(world, third)
-    until(world, lambda: any(each.state is RankState.ATTACHED for each in contacts.values()))
+    world.until(lambda: any(each.state is RankState.ATTACHED for each in contacts.values()))
     connection = next(each for each in world.network.connections if each.address == prefill.address)
     connection.there.append(copies[0])
     world.settle()  # every byte that lands is looked at
@@ -120,15 +112,15 @@ def test_memory_of_a_refused_instance_does_not_stay_in_quarantine() -> None:
     world, prefill, decode = world_of(Shape(1, 1, owner_fence=False))
     request = world.open(1, 12)
     serve(world, request)
-    until(world, lambda: status(request, decode) is Status.TRANSFERRING)
+    world.until(lambda: status(request, decode) is Status.TRANSFERRING)
     prefill.paused = True
-    until(world, lambda: ended(request, decode))
+    world.until(lambda: ended(request, decode))
     instances = decode.link._decode._instances._instances  # type: ignore[union-attr]
     world.faults = CALM._replace(connect=1.0)
     prefill.paused = False
-    until(world, lambda: [each.state for each in instances.values()] == [InstanceState.REFUSED])
+    world.until(lambda: [each.state for each in instances.values()] == [InstanceState.REFUSED])
     world.faults = CALM
-    until(world, lambda: not decode.held)
+    world.until(lambda: not decode.held)
 
 
 def test_a_connection_that_comes_too_late_is_not_taken_for_the_next() -> None:
@@ -136,11 +128,11 @@ def test_a_connection_that_comes_too_late_is_not_taken_for_the_next() -> None:
     request = world.open(1, 5)
     serve(world, request)
     instances = decode.link._decode._instances._instances  # type: ignore[union-attr]
-    until(world, lambda: any(each.state is InstanceState.ATTACHING for each in instances.values()))
+    world.until(lambda: any(each.state is InstanceState.ATTACHING for each in instances.values()))
     world.kill(prefill)
     world.restart(prefill)
     source = next(iter(next(iter(instances.values())).ranks.values()))
-    until(world, lambda: not source.connected and source.part is None)
+    world.until(lambda: not source.connected and source.part is None)
     world.settle()
 
 
@@ -171,19 +163,19 @@ def test_what_fails_too_late_does_not_refuse_the_next_process(fails: str, monkey
         monkeypatch.setattr(_attaching, "plan_instance", plan)
     first = world.open(1, 5)
     serve(world, first)
-    until(world, lambda: bool(begun))
+    world.until(lambda: bool(begun))
     world.kill(prefill)
     world.restart(prefill)
     second = world.living("prefill")[0]
     (instance,) = decode.link._decode._instances._instances.values()  # type: ignore[union-attr]
     ready = fails == "connect"  # a plan of the instance stands before the next one
     rank = next(iter(instance.ranks.values()))
-    until(world, lambda: instance.state is InstanceState.READY if ready else rank not in instance.ranks.values())
+    world.until(lambda: instance.state is InstanceState.READY if ready else rank not in instance.ranks.values())
     goes_on.append(True)
-    until(world, lambda: bool(failed))
+    world.until(lambda: bool(failed))
     third = world.open(2, 5)
     serve(world, third)
-    until(world, lambda: ended(third, second, decode))
+    world.until(lambda: ended(third, second, decode))
     assert status(third, decode) is Status.SUCCEEDED
     assert instance.reason is None
     world.settle()
@@ -202,17 +194,17 @@ def test_an_instance_that_is_never_found_is_forgotten_with_its_rooms(monkeypatch
         patch.setattr(decode.context.rendezvous, "resolve", resolve)
         first = world.open(1, 5)
         serve(world, first)
-        until(world, lambda: len(looked) > 2)
+        world.until(lambda: len(looked) > 2)
         assert first is not None
         first.sides[decode.address].handle.abort()
-        until(world, lambda: not instances)
+        world.until(lambda: not instances)
         looks = len(looked)
         later = world.time + 5
-        until(world, lambda: world.time > later)
+        world.until(lambda: world.time > later)
         assert len(looked) - looks <= 1, "one look-up may have been under way"
     second = world.open(2, 5)
     serve(world, second)
-    until(world, lambda: ended(second, prefill, decode))
+    world.until(lambda: ended(second, prefill, decode))
     assert status(second, decode) is Status.SUCCEEDED
 
 
@@ -228,20 +220,20 @@ def test_every_rank_of_decode_is_told_what_prefill_gave_up(asked: bool) -> None:
     handles = [request.sides[process.address].handle for process in (prefill, first, second)]
     if asked:
         world.advance(request, first)
-        until(world, lambda: prefill.link._prefill._requests.missing(handles[0]._state) == 1)  # type: ignore[arg-type, union-attr]
+        world.until(lambda: prefill.link._prefill._requests.missing(handles[0]._state) == 1)  # type: ignore[arg-type, union-attr]
     handles[0].abort()
-    until(world, lambda: ended(request, prefill))
+    world.until(lambda: ended(request, prefill))
     world.advance(request, first)
-    until(world, lambda: ended(request, first))
+    world.until(lambda: ended(request, first))
     world.advance(request, second)
-    until(world, lambda: ended(request, second))
+    world.until(lambda: ended(request, second))
     assert [each.reason.code for each in handles if each.reason] == ["room.aborted"] * 3
-    until(world, lambda: not first.held and not second.held and not prefill.held)
+    world.until(lambda: not first.held and not second.held and not prefill.held)
     again = world.open(1, 5)
     for process in (second, first, prefill):
         for _ in range(8):
             world.advance(again, process)  # type: ignore[arg-type]
-    until(world, lambda: ended(again, prefill, first, second))
+    world.until(lambda: ended(again, prefill, first, second))
     assert status(again, prefill) is Status.SUCCEEDED
 
 
@@ -251,7 +243,7 @@ def test_a_decode_that_comes_back_is_served_although_a_call_about_it_was_stuck()
     world.faults = CALM._replace(stuck=1.0)
     first = world.open(1, 12)
     serve(world, first)
-    until(world, lambda: bool(prefill.backend.calls))
+    world.until(lambda: bool(prefill.backend.calls))
     world.faults = CALM
     executor = prefill.context.workers.moves
     assert isinstance(executor, SimExecutor)
@@ -259,13 +251,13 @@ def test_a_decode_that_comes_back_is_served_although_a_call_about_it_was_stuck()
     executor._stuck[key] = world.time + 6.0
     decode.paused = True
     contacts = prefill.link._prefill._ranks._ranks  # type: ignore[union-attr]
-    until(world, lambda: not contacts)
+    world.until(lambda: not contacts)
     decode.paused = False
-    until(world, lambda: ended(first, prefill, decode))
+    world.until(lambda: ended(first, prefill, decode))
     second = world.open(2, 2)
     serve(world, second)
-    until(world, lambda: decode.name in contacts)
+    world.until(lambda: decode.name in contacts)
     assert executor._stuck, "it is over already"
-    until(world, lambda: ended(second, prefill, decode))
+    world.until(lambda: ended(second, prefill, decode))
     assert status(second, decode) is Status.SUCCEEDED
     world.settle()

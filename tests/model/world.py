@@ -370,6 +370,13 @@ class World:
         timers += [free for each in awake for executor in each.executors if (free := executor.next_free()) is not None]
         self.time = max(self.time, min(timers, default=self.time)) + 0.001
 
+    def until(self, done: Callable[[], bool], seconds: float = 60.0) -> None:
+        """Go on until something is true."""
+        end = self.time + seconds
+        while not done():
+            assert self.time < end, "it never came"
+            self.step()
+
     def settle(self) -> None:
         """The faults end, everybody who is dead comes back, and time passes until everything has come to an end.
 

@@ -83,16 +83,6 @@ def test_a_push_by_layers_takes_only_those_of_an_envelope() -> None:
     assert moves(p, d, part, "kv", ([3, 4], [3, 4]), tokens=32, layers=(6, 9)) == []
 
 
-def test_heads_first_pages_move_in_longer_pieces_than_tokens_first() -> None:
-    def count_of(order: str) -> int:
-        sources = ranks("p", 2, lambda r: keys([0], 9, 16, 2, 4, heads=4, tp=(r, 2), order=order))
-        d = describe("d", keys([0], 9, 16, 4, 4, heads=4, order=order))
-        return len(moves(sources[0], d, plan.route(sources, [d])[0], "kv", ([1], [1]), tokens=16))
-
-    assert count_of("nhd") == 2 * 16
-    assert count_of("hnd") == 2
-
-
 def test_long_contiguous_runs_are_glued_beyond_one_batch() -> None:
     """One block for forty thousand neighbouring pages, though a batch holds fewer blocks."""
     count = 40_000

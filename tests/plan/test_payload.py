@@ -104,14 +104,6 @@ def latents(number: int, page: int, name: str = "kv", partition: Partition | Non
     return state.mla_pages({0: pointer(number, 64, page, 1)}, name=name, partition=partition)
 
 
-def test_a_prefix_inside_a_page_of_prefill() -> None:
-    """A shrunk counter-example: decode's page ends where prefill's does not, and the page that it ends in is pushed."""
-    component = latents(1, 8).component
-    ids = plan.indices_of(component, 20, 6, pages=[5, 6, 7])
-    assert ids.tolist() == [5, 6, 7]
-    assert plan.pushed(component, 20, 6, (0, 20), ids).first == 0
-
-
 def test_pages_that_begin_later_are_counted_from_where_they_begin() -> None:
     component = latents(1, 4).component
     assert plan.indices_of(component, 20, 12, pages=plan.Pages([7, 8, 9], 8)).tolist() == [8, 9]
@@ -150,12 +142,3 @@ def test_page_ids_that_are_passed_as_token_slots(table: Any) -> None:
         plan.indices_of(latents(1, 4).component, 8, table=table)
     assert "a list of page ids is passed as 'pages'" in caught.value.hint
     assert plan.indices_of(latents(1, 4).component, 8, pages=[62, 63]).tolist() == [62, 63]
-
-
-@pytest.mark.parametrize("page", [1, 4, 6])
-def test_a_prefix_that_leaves_nothing_of_a_page(page: int) -> None:
-    """A shrunk counter-example: nothing is due, also where prefill's last page is only partly filled."""
-    for component in (latents(1, page).component, window(3, page)):
-        ids = plan.indices_of(component, 4, 4, pages=np.arange(8))
-        assert not len(ids)
-        assert not len(plan.pushed(component, 4, 4, (0, 4), ids).ids)

@@ -102,12 +102,6 @@ class Card:
             self.cuda.cuGetErrorString(c_int(status), byref(text))
             raise RuntimeError(f"{name}: CUDA error {status}: {(text.value or b'').decode()}")
 
-    def name(self) -> str:
-        """As the driver names it."""
-        text = ctypes.create_string_buffer(100)
-        self.call("cuDeviceGetName", text, c_int(100), self.device)
-        return text.value.decode()
-
     def free(self) -> int | None:
         """Free bytes of the card; ``None`` if the driver does not say."""
         free, total = c_size_t(), c_size_t()
@@ -193,35 +187,6 @@ class Card:
         if self.torch is not None:
             return sum(int((each.held != byte).sum().item()) for each in buffers)
         return sum(int((self.read(each) != byte).sum()) for each in buffers)
-
-    def speed(self, way: str, nbytes: int, rounds: int = 10) -> float:
-        """Bytes of one copy over its seconds, in GB/s.
-
-        Args:
-            way: ``card to card`` (both ends on this card), ``card to host`` or ``host to card``; host memory is pinned.
-            nbytes: Size of a copy.
-            rounds: Copies that are timed.
-        """
-        first = self.buffer(nbytes)
-        if way == "card to card":
-            near, far = first.address, (second := self.buffer(nbytes)).address
-        else:
-            host = np.ones(nbytes, np.uint8)
-            self.call("cuMemHostRegister_v2", c_void_p(host.ctypes.data), c_size_t(nbytes), c_uint(0))
-            near, far = first.address, int(host.ctypes.data)
-        if way == "host to card":
-            near, far = far, near
-        for timed in (False, True):
-            began = time.perf_counter()
-            for _ in range(rounds if timed else 1):
-                self._copy(far, near, nbytes)
-            self.call("cuStreamSynchronize", self._stream)
-            took = time.perf_counter() - began
-        if way != "card to card":
-            self.call("cuMemHostUnregister", c_void_p(host.ctypes.data))
-        else:
-            del second
-        return nbytes * rounds / took / 1e9
 
     def _copy(self, target: int, source: int, nbytes: int) -> None:
         self.call("cuMemcpyAsync", c_uint64(target), c_uint64(source), c_size_t(nbytes), self._stream)

@@ -63,6 +63,7 @@ def begin(monkeypatch: pytest.MonkeyPatch, how: str, what: str, *words: str) -> 
 
     with monkeypatch.context() as patch:
         patch.setattr(sys, "argv", [what, *words])
+        patch.delitem(sys.modules, what, raising=False)  # some import themselves by their name
         patch.setattr(argparse.ArgumentParser, "parse_args", parsed)
         patch.setattr(click.Command, "invoke", invoked)
         if how == "-m":

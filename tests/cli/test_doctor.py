@@ -85,7 +85,9 @@ def test_a_problem_is_printed_with_what_to_do(site: Site, monkeypatch: pytest.Mo
         (
             "    def submit(self, peer, batch):\n"
             "        from statelink.backend import Outcome, Transfer\n"
-            "        return Transfer(Outcome(True))",
+            "        return Transfer(Outcome(True))\n\n"
+            "    def when_landed(self, peer, room, generation, nbytes, then):\n"
+            "        then()",
             "other bytes arrived than were sent",
         ),
         ("    def __init__(self, context):\n        print('nothing to see here'); raise OSError('gone')", "gone"),

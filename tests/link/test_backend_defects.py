@@ -114,24 +114,25 @@ def test_probe_does_not_answer(how: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_refusal_is_in_the_error_of_a_room_that_still_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On prefill, whose backend refuses decode: decode gives the room up, and prefill may look before its deadline."""
+    """Decode's backend refuses prefill: its room ends on both sides, and prefill may look at others that wait."""
 
     def connect(self: Any, peer: str, descriptor: bytes, regions: Any) -> None:
         raise ValueError("the card is full")
 
     with opened("prefill") as prefill, opened("decode", peers={"p": [prefill.address]}) as decode:
-        sending = prefill.send(7, 8, deadline=60)
+        sending, another = (prefill.send(room, 8, deadline=60) for room in (7, 8))
         with pytest.raises(RoomError) as error:
-            sending.check()
+            another.check()
         assert "did not agree" not in str(error.value)
         monkeypatch.setattr(load_backend("tcp"), "connect", connect)
         failed(decode.receive(7, "p", 8, {"kv": [1, 0]}, deadline=60))
 
         def said() -> str:
             with pytest.raises(RoomError) as error:
-                sending.check()
+                another.check()
             assert error.value.code == "room.open"
             return str(error.value)
 
         until(lambda: "did not agree" in said(), what="the refusal")
         assert "the card is full" in said()
+        assert "the card is full" in failed(sending).cause

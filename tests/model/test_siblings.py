@@ -21,7 +21,7 @@ def test_a_room_that_ended_before_its_opening_was_noted_is_remembered() -> None:
         name="p",
         inventory=SimpleNamespace(ranks=2),
         config=SimpleNamespace(siblings=(), rendezvous=""),
-        send=sent.append,
+        channel=SimpleNamespace(send=sent.append),
     )
     rooms: Any = SimpleNamespace(get=lambda room: None)  # it is forgotten by the time that somebody asks
     siblings = Siblings(context, rooms)

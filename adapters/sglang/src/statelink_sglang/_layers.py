@@ -21,48 +21,15 @@ from weakref import WeakSet
 from ._behaviour import BEHAVIOUR
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
+    from ._chunk import Chunk
     from ._manager import Manager
-    from ._sender import Sender
 
-__all__ = ["AROUND", "Chunk", "around_checkpoint", "around_run_batch", "group_ends"]
-
-DIVIDED = 4
-"""The first groups of a forward pass have one in so many of the layers. Each later one has half of what is left."""
+__all__ = ["AROUND", "around_checkpoint", "around_run_batch"]
 
 _running: Forward | None = None
 """The forward pass that the scheduler's thread launches at this moment."""
 _watching: WeakSet[Any] = WeakSet()
 """The methods of attention backends that say which layer they enter."""
-
-
-def group_ends(layers: int) -> list[int]:
-    """How many layers have left after each group, such as 8, 16, 24, 28, 30, 31, 32 of 32."""
-    most, ends, done = -(-layers // DIVIDED), list[int](), 0
-    while done < layers:
-        done += min(most, max(1, (layers - done) // 2))
-        ends.append(done)
-    return ends
-
-
-class Chunk:
-    """What a forward pass computes of one request.
-
-    Attributes:
-        sender: The request's sender.
-        start: The first position whose state leaves. It begins a page.
-        end: One past the last one.
-        pages: Its pages by number, once the copy of them has arrived on the host.
-        layers: How many of the model's layers with pages were pushed. The thread of the pushes sets it.
-    """
-
-    __slots__ = ("end", "layers", "pages", "sender", "start")
-
-    def __init__(self, sender: Sender, start: int, end: int) -> None:
-        self.sender, self.start, self.end = sender, start, end
-        self.pages: npt.NDArray[Any] | None = None
-        self.layers = 0
 
 
 class Forward:

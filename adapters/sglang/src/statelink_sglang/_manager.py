@@ -23,13 +23,13 @@ from statelink import state
 from statelink.errors import ConfigError, StatelinkError
 
 from ._calls import Calls
+from ._chunk import group_ends
 from ._declines import Declines
 from ._directory import Directory, Prefill
 from ._dp_ranks import RankFinder
 from ._hooks import making_manager
 from ._http import Bootstrap
 from ._inventory import Pools, describe_pools
-from ._layers import group_ends
 from ._limits import Server, check_server
 from ._options import read_options
 from ._proofs import KeyPair, allowed

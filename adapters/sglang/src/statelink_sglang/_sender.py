@@ -12,9 +12,9 @@ from sglang.srt.disaggregation.base.conn import BaseKVSender, KVTransferMetric
 from statelink import Pages
 from statelink.errors import RoomError, StatelinkError
 
+from ._chunk import Chunk
 from ._hooks import announced
 from ._items import add_states
-from ._layers import Chunk
 from ._transfer import BOOTSTRAPPING, FAILED, SUCCESS, TRANSFERRING, WAITING, Transfer
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ._admission import around_decode_add, around_prefill_add
 from ._calls import Calls
+from ._chunk import group_ends
 from ._content import content_of_request
 from ._declines import Declines
 from ._deferred import around_is_fully_idle, around_resolve
@@ -18,7 +19,7 @@ from ._hooks import Announced, announcing, around_init_kv_manager
 from ._http import Bootstrap, ask_ranks
 from ._inventory import Pools, describe_pools
 from ._items import drop_prefix
-from ._layers import around_checkpoint, around_run_batch, group_ends
+from ._layers import around_checkpoint, around_run_batch
 from ._limits import TESTED_STATE, Server, check_server
 from ._manager import Manager, Timeouts
 from ._options import ALLOWED, VARIABLE, read_options

@@ -51,8 +51,9 @@ class SimulatedPair:
         self.engines = [
             SimulatedEngine(name, model, side, self.network) for name, side in zip(names, sides, strict=False)
         ]
-        for here, there in (self.engines, self.engines[::-1]):
-            here.between = functools.partial(self._meanwhile, there)
+        if len(self.engines) == 2:
+            for here, there in (self.engines, self.engines[::-1]):
+                here.between = functools.partial(self._meanwhile, there)
         self.rough = False
         """Whether rooms may fail in the middle of a step, too."""
         self._turns = 0

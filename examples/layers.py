@@ -17,8 +17,7 @@ import statelink
 from statelink import state
 
 LAYERS, TOKENS = 8, 1000
-GROUPS = (0, 2, 4, 6, 7, 8)
-"""Quarters of the layers, then halves of what is left: what the forward pass does not hide is one layer."""
+GROUPS = (0, *statelink.layer_groups(LAYERS))
 
 
 class Device:

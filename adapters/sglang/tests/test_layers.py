@@ -28,20 +28,6 @@ LATE_SECONDS = 0.02
 """Seconds that a layer takes on the device."""
 
 
-@pytest.mark.parametrize(
-    ("layers", "ends"),
-    [
-        (1, [1]),
-        (2, [1, 2]),
-        (8, [*GROUPS]),
-        (32, [8, 16, 24, 28, 30, 31, 32]),
-        (80, [20, 40, 60, 70, 75, 77, 78, 79, 80]),
-    ],
-)
-def test_layers_leave_in_quarters_and_then_in_halves_of_what_is_left(layers: int, ends: list[int]) -> None:
-    assert backend.group_ends(layers) == ends
-
-
 class Batch:
     """Requests of one forward pass, whose bytes a device writes late.
 
@@ -159,6 +145,15 @@ def finish(request: Any) -> None:
     sender, receiver, _, _ = request
     until(receiver.poll, SUCCESS)
     until(sender.poll, SUCCESS)
+
+
+def compute_whole(source: Any, request: Any) -> None:
+    """A forward pass that computes a whole prompt, what SGLang sends after it, and the request's end."""
+    batch = Batch(source, [(request[0], request[2], (0, N))])
+    batch.run()
+    batch.end()
+    send_chunk(source, request, (0, N))
+    finish(request)
 
 
 def wrong_layers(source: Side, target: Side, request: Any) -> list[int]:
@@ -317,11 +312,7 @@ def test_which_components_leave_by_layers(
         source.fill(1)
         assert source.lists.layered == components
         found = pushed(request[0], monkeypatch)
-        batch = Batch(source, [(request[0], request[2], (0, N))])
-        batch.run()
-        batch.end()
-        send_chunk(source, request, (0, N))
-        finish(request)
+        compute_whole(source, request)
         assert [layers for layers, _ in found] == groups
         for part in source.parts:
             sent, arrived = (
@@ -336,11 +327,7 @@ def test_a_draft_follows_when_sglang_sends_the_chunk(monkeypatch: pytest.MonkeyP
         source.fill(1)
         assert (source.lists.layered, source.lists.layers) == (("kv", "dsa"), (0, 1))
         found = pushed(request[0], monkeypatch)
-        batch = Batch(source, [(request[0], request[2], (0, N))])
-        batch.run()
-        batch.end()
-        send_chunk(source, request, (0, N))
-        finish(request)
+        compute_whole(source, request)
         assert [layers for layers, _ in found] == [1, 2]
         for part in ("kv", "dsa"):
             for a, b in zip(source.buffers(part), target.buffers(part), strict=True):

@@ -14,7 +14,7 @@ from .config import LinkConfig
 from .errors import StatelinkError
 from .link import Link, Receiving, Rendezvous, Room, Sending, Status
 from .opening import __version__, open, probe
-from .plan import Pages, content_of, indices_of
+from .plan import Pages, content_of, indices_of, layer_groups
 from .registry import Listed, list_backends
 from .wire import Keys
 
@@ -34,6 +34,7 @@ __all__ = [
     "content_of",
     "hookimpl",
     "indices_of",
+    "layer_groups",
     "list_backends",
     "open",
     "probe",

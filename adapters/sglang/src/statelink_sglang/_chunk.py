@@ -1,4 +1,4 @@
-"""What a forward pass of prefill computes of one request, and the groups in which its layers leave."""
+"""What a forward pass of prefill computes of one request."""
 
 from __future__ import annotations
 
@@ -7,19 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Chunk", "group_ends"]
-
-DIVIDED = 4
-"""The first groups of a forward pass have one in so many of the layers. Each later one has half of what is left."""
-
-
-def group_ends(layers: int) -> list[int]:
-    """How many layers have left after each group, such as 8, 16, 24, 28, 30, 31, 32 of 32."""
-    most, ends, done = -(-layers // DIVIDED), list[int](), 0
-    while done < layers:
-        done += min(most, max(1, (layers - done) // 2))
-        ends.append(done)
-    return ends
+__all__ = ["Chunk"]
 
 
 class Chunk:

@@ -23,7 +23,6 @@ from statelink import state
 from statelink.errors import ConfigError, StatelinkError
 
 from ._calls import Calls
-from ._chunk import group_ends
 from ._declines import Declines
 from ._directory import Directory, Prefill
 from ._dp_ranks import RankFinder
@@ -312,7 +311,7 @@ class Manager(BaseKVManager):
         """Work out, once, in which groups the layers of this rank leave."""
         self.layer_order = self.lists.layers
         self.layer_places = {layer: place for place, layer in enumerate(self.layer_order)}
-        self.layer_ends = group_ends(len(self.layer_order))
+        self.layer_ends = statelink.layer_groups(len(self.layer_order))
 
     # Prefill: the bootstrap server.
 

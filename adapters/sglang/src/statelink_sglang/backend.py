@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from ._admission import around_decode_add, around_prefill_add
 from ._calls import Calls
-from ._chunk import group_ends
 from ._content import content_of_request
 from ._declines import Declines
 from ._deferred import around_is_fully_idle, around_resolve
@@ -85,7 +84,6 @@ __all__ = [
     "describe_pools",
     "drop_prefix",
     "first_token",
-    "group_ends",
     "loaded",
     "read_options",
     "room_of_sample",

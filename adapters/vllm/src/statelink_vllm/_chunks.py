@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from statelink import Pages, Status
+from statelink import Pages, Status, layer_groups
 from statelink.errors import StatelinkError
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ __all__ = ["EarlyRoom", "EarlyRooms"]
 log = logging.getLogger("vllm.statelink")
 
 ENDED = (Status.SUCCEEDED, Status.FAILED)
-DIVIDED = 4
-"""The first groups of layers have one in so many of them; then each has half of what is left."""
 EXTENSION_SECONDS = 10.0
 """Most seconds between two extensions of a room whose prompt is still being computed."""
 
@@ -180,7 +178,9 @@ class EarlyRooms:
         if known is None:
             buffers = (buffer for component in components for buffer in component.buffers)
             numbers = sorted({buffer.layer for buffer in buffers})
-            known = self._orders[names] = _Order(_ends(numbers), numbers[-1] + 1 if numbers else 0)
+            known = self._orders[names] = _Order(
+                frozenset(numbers[end - 1] for end in layer_groups(len(numbers))), numbers[-1] + 1 if numbers else 0
+            )
         return known
 
     def layer(self, name: str) -> None:
@@ -368,12 +368,3 @@ class EarlyRooms:
                 del self._rooms[name]
         made, self._settled = self._settled, Counter()
         return made
-
-
-def _ends(numbers: Sequence[int]) -> frozenset[int]:
-    """The layers that end a group: there are few groups, and little is left for the end."""
-    most, done, ends = max(1, -(-len(numbers) // DIVIDED)), 0, []
-    while done < len(numbers):
-        done += min(most, max(1, (len(numbers) - done) // 2))
-        ends.append(numbers[done - 1])
-    return frozenset(ends)

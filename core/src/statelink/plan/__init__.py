@@ -13,6 +13,7 @@ from ._compile import PairPlan, compile_pair
 from ._component_plan import NO_LAYER, ComponentPlan
 from ._indices import indices_of
 from ._items import Items, OffSpanError, Pages, check_pieces, checked_int, pushed, required
+from ._layer_groups import layer_groups
 from ._match import differences, match
 from ._move import MAX_BATCH, Move, arrived_bytes, expected_move, plan_move
 from ._pack import Places, Tile
@@ -59,6 +60,7 @@ __all__ = [
     "held_items",
     "indices_of",
     "item_positions",
+    "layer_groups",
     "match",
     "needs_tokens",
     "plan_move",

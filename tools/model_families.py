@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import AutoConfig
 
-FILE = Path(__file__).parents[1] / "core/src/statelink/explain/families.toml"
+FILE = Path(__file__).parents[1] / "plugins/explain/src/statelink_explain/families.toml"
 TYPES = """
 apertus arcee bamba bitnet cohere cohere2 deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 dots1 ernie4_5 ernie4_5_moe
 exaone4 falcon_h1 gemma gemma2 gemma3_text gemma3n_text gemma4_text glm glm4 glm4_moe glm4_moe_lite glm4v_moe_text

@@ -39,6 +39,7 @@ PLACES = (
     "plugins/mori",
     "plugins/ascend",
     "plugins/etcd",
+    "plugins/explain",
     "adapters/sglang",
     "adapters/vllm",
     "examples/demo",

@@ -106,16 +106,31 @@ def test_help_imports_no_library_of_any_backend(site: Site) -> None:
     assert site.python(code) == "[]\n"
 
 
-def test_a_demo_that_is_not_installed_says_what_to_install(site: Site, bare_path: str) -> None:
-    for arguments, code in ((["--help"], 0), (["demo"], 1), (["demo", "--backend", "tcp"], 1)):
+@pytest.mark.parametrize(
+    ("name", "options", "folder", "does"),
+    [
+        ("demo", ["--backend", "tcp"], "examples/demo", "Hand over requests of a small model"),
+        ("explain", ["a", "b", "--json"], "plugins/explain", "Plan a request between two fleets"),
+    ],
+)
+def test_a_command_that_is_not_installed_says_what_to_install(
+    site: Site, bare_path: str, name: str, options: list[str], folder: str, does: str
+) -> None:
+    for arguments, code in ((["--help"], 0), ([name], 2), ([name, *options], 2)):
         program = f"import sys; sys.argv = ['statelink', *{arguments}]; from statelink.cli import main; main()"
         printed = site.run([sys.executable, "-S", "-c", program], path=bare_path, expect=code)
         if code:
             said, hint = printed.splitlines()
-            assert said == "Error: 'demo' is brought by a package of its own"
-            assert re.fullmatch(r"hint: pip install (statelink-demo|-e \S+/examples/demo)", hint)
+            assert said == f"Error: '{name}' is brought by a package of its own"
+            assert re.fullmatch(rf"hint: pip install (statelink-{name}|-e \S+/{folder})", hint)
         else:
-            assert re.search(r"demo +Hand over requests of a small model\. Needs statelink-demo\.", printed)
+            assert re.search(rf"{name} +{does}\. Needs statelink-{name}\.", printed)
+
+
+def test_a_command_that_the_environment_leaves_out_says_what_to_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATELINK_PLUGINS", "statelink-nixl")
+    said = run("explain", "a", "b", expect=2)
+    assert said.endswith("hint: add statelink-explain to the environment variable STATELINK_PLUGINS\n")
 
 
 def test_a_demo_that_is_installed_is_the_packages_own(site: Site) -> None:

@@ -11,8 +11,8 @@ import pytest
 from tools import state_table
 
 from statelink import state
-from statelink.explain import Layout, Side, inventories, preset, presets
 from statelink.state import Coverage, IndexSpace
+from statelink_explain import Layout, Side, inventories, preset, presets
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "models.md").read_text()

@@ -1,7 +1,11 @@
-"""The command line."""
+"""The command line, and what commands of other distributions share with the core's own."""
 
 from __future__ import annotations
 
 from ._main import main
+from ._output import CodedError, json_option, print_json
+from ._plots import drawing, picture_path
+from ._values import Number
+from ._words import duration, size
 
-__all__ = ["main"]
+__all__ = ["CodedError", "Number", "drawing", "duration", "json_option", "main", "picture_path", "print_json", "size"]

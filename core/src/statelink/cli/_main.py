@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 import click
 
 from statelink import __version__
-from statelink.hints import install_hint
-from statelink.registry import entry_points
+from statelink.registry import entry_points, known_packages, missing_hint
 
 from ._backends import backends
 from ._conform import conform
 from ._doctor import doctor
-from ._explain import explain
 from ._inspect import inspect
 from ._keys import keys
 from ._new_backend import new_backend
@@ -30,15 +28,15 @@ __all__ = ["main"]
 GROUP = "statelink.commands"
 """Entry-point group of click commands that other packages add."""
 
-BROUGHT_BY = {"demo": ("statelink-demo", "Hand over requests of a small model.")}
-"""Commands of other packages that are listed even if the package is not installed: the package, and what each does."""
+BROUGHT = {"demo": "Hand over requests of a small model.", "explain": "Plan a request between two fleets."}
+"""Commands of other packages that are listed even if the package is not installed, and what each does."""
 
 
 class _Commands(Program):
     """Lists commands of other packages by name, and imports only the one that is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *BROUGHT_BY, *(point.name for point in _points())})
+        return sorted({*super().list_commands(ctx), *BROUGHT, *(point.name for point in _points())})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         own = super().get_command(ctx, cmd_name)
@@ -47,9 +45,7 @@ class _Commands(Program):
         for point in _points():
             if point.name == cmd_name:
                 return _load(point)
-        if cmd_name in BROUGHT_BY:
-            return _absent(cmd_name, *BROUGHT_BY[cmd_name])
-        return None
+        return _absent(cmd_name) if cmd_name in BROUGHT else None
 
 
 def _points() -> list[importlib.metadata.EntryPoint]:
@@ -70,14 +66,22 @@ def _load(point: importlib.metadata.EntryPoint) -> click.Command:
     return loaded
 
 
-def _absent(name: str, distribution: str, does: str) -> click.Command:
-    message = f"{name!r} is brought by a package of its own\nhint: {install_hint(distribution)}"
-    return _failing(name, message, f"{does} Needs {distribution}.")
+def _absent(name: str) -> click.Command:
+    message = f"{name!r} is brought by a package of its own\nhint: {missing_hint(GROUP, name)}"
+    return _failing(name, message, f"{BROUGHT[name]} Needs {known_packages(GROUP)[name]}.", _AbsentError)
 
 
-def _failing(name: str, message: str, does: str = "") -> click.Command:
+class _AbsentError(click.ClickException):
+    """A command whose package is not here. The status is that of a command that nobody knows."""
+
+    exit_code = 2
+
+
+def _failing(
+    name: str, message: str, does: str = "", error: type[click.ClickException] = click.ClickException
+) -> click.Command:
     def fail(args: tuple[str, ...]) -> None:
-        raise click.ClickException(message)
+        raise error(message)
 
     arguments = click.Argument(["args"], nargs=-1, type=click.UNPROCESSED)
     return click.Command(
@@ -99,7 +103,6 @@ def main() -> None:
 main.add_command(backends)
 main.add_command(conform)
 main.add_command(doctor)
-main.add_command(explain)
 main.add_command(keys)
 main.add_command(new_backend)
 main.add_command(rendezvous)

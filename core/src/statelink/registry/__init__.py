@@ -13,6 +13,7 @@ from ._backends import (
     known_packages,
     list_backends,
     load_backend,
+    missing_hint,
     probed,
 )
 from ._named import load_named
@@ -27,6 +28,7 @@ __all__ = [
     "list_backends",
     "load_backend",
     "load_named",
+    "missing_hint",
     "plugin_failures",
     "plugin_manager",
     "probed",

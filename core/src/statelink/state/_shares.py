@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ._memory import Memory
 
 __all__ = [
-    "ShareError",
     "as_int",
     "attention_type",
     "check_shares",
@@ -32,10 +31,6 @@ __all__ = [
 OPTIONAL = frozenset({"layer", "position", "window"})
 """Fields that may be ``None``."""
 UINT64 = 1 << 64
-
-
-class ShareError(StateError):
-    """So many ranks cannot share so many units."""
 
 
 def as_int(value: Any, what: str) -> int:
@@ -105,7 +100,7 @@ def share(label: str, what: str, total: int, tp: tuple[int, int], *, replicate: 
     ``r // (X / total)``.
 
     Raises:
-        ShareError: Neither divides the other, or ``replicate`` is off and the ranks do not divide the total.
+        StateError: Neither divides the other, or ``replicate`` is off and the ranks do not divide the total.
     """
     rank, width = pair(tp, f"the rank and width of {label!r}")
     total = as_int(total, f"the number of {what}s of {label!r}")
@@ -117,10 +112,11 @@ def share(label: str, what: str, total: int, tp: tuple[int, int], *, replicate: 
     if replicate and width % total == 0:
         one = rank // (width // total)
         return one, one + 1
-    raise ShareError(
+    raise StateError(
         f"{total} {what}s of {label!r} cannot be shared by {width} ranks",
         cause="one does not divide the other" if replicate else "the width is not divisible",
         hint="give the state type's own TP width, or describe the slabs by hand",
+        code="state.shares",
     )
 
 

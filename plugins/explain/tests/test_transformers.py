@@ -14,7 +14,7 @@ from tools import model_families
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from statelink.errors import ConfigError
-from statelink.explain import Layout, Model, Side, explain, inventories, read_side
+from statelink_explain import Layout, Model, Side, explain, inventories, read_side
 
 if TYPE_CHECKING:
     from pathlib import Path

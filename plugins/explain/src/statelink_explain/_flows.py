@@ -6,13 +6,12 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ._plots import drawing
-from ._words import size
+from statelink.cli import drawing, size
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from statelink.explain import Flow, Report
+    from ._report import Flow, Report
 
 __all__ = ["Ribbon", "draw_flows", "ribbons"]
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from statelink.errors import ConfigError, MismatchError, RoomError, StateError
-from statelink.explain import Layout, Model, Report, Side, explain, inventories, preset
 from statelink.plan import match
+from statelink_explain import Layout, Model, Report, Side, explain, inventories, preset
 
 STAGED = "'staging' in both links' configuration gathers them into large blocks"
 

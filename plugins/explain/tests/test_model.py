@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from statelink.errors import ConfigError
-from statelink.explain import Layout, Model, Report, Side, explain, inventories
+from statelink_explain import Layout, Model, Report, Side, explain, inventories
 
 HEADS = {"heads": 2, "dim": 64}
 SSM = {"conv": [[64, 8]], "kernel": 4, "state": [8, 8, 16]}

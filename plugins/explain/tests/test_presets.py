@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from statelink.errors import ConfigError
-from statelink.explain import Layout, Report, Side, explain, inventories, preset, presets
+from statelink_explain import Layout, Report, Side, explain, inventories, preset, presets
 
 TOKENS = 8192
 

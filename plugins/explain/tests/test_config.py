@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from statelink.cli import main
 from statelink.errors import ConfigError
-from statelink.explain import Layout, Model, Side, explain, inventories, preset, read_side
+from statelink_explain import Layout, Model, Side, explain, inventories, preset, read_side
 
 from .published import NEMOTRON, PUBLISHED, QWEN
 

@@ -12,16 +12,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from statelink.cli import CodedError, Number, duration, json_option, picture_path, print_json, size
 from statelink.errors import StatelinkError
-from statelink.explain import Estimate, Model, Rank, Report, Worth, estimate, preset, presets, read_side, worth
-from statelink.explain import explain as report_of
 from statelink.registry import load_backend
 
+from ._estimate import Estimate, Worth, estimate, worth
 from ._flows import draw_flows
-from ._output import CodedError, json_option, print_json
-from ._plots import picture_path
-from ._values import ROUND_TRIP, Number, Rate, RateType
-from ._words import duration, size
+from ._layout import read_side
+from ._model import Model, preset, presets
+from ._report import Rank, Report
+from ._report import explain as report_of
+from ._values import ROUND_TRIP, Rate, RateType
 
 __all__ = ["explain"]
 

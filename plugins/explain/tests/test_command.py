@@ -13,13 +13,13 @@ from click.testing import CliRunner
 
 from statelink.cli import main
 from statelink.errors import ConfigError, MismatchError
-from statelink.explain import Side, estimate, explain, inventories, presets, read_side, worth
 from statelink.plan import match
 from statelink.registry import load_backend
+from statelink_explain import Side, estimate, explain, inventories, presets, read_side, worth
 
 from .published import PUBLISHED
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 TINY = """
 [model]

@@ -26,7 +26,6 @@ from statelink.state import (
     ring_rows,
     whole_items,
 )
-from statelink.state._shares import ShareError
 
 from ._model import SIZES, Attention, Compressed, Index, Mamba
 
@@ -48,7 +47,7 @@ def inventories(side: Side) -> list[Inventory]:
         return [_Rank(side, rank).inventory() for rank in range(side.layout.ranks)]
     except StateError as error:
         hint = error.hint
-        if isinstance(error, ShareError):  # its own hint is for whoever calls the constructors
+        if error.code == "state.shares":  # its own hint is for whoever calls the constructors
             said = f"'tp' in [layout] is {side.layout.tp}"
             hint = f"{said}: choose one that divides these numbers, or one that they divide"
         who = {**error.reason.who, "instance": side.instance, **({"file": side.file} if side.file else {})}

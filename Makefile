@@ -27,7 +27,7 @@ PIP := $(BIN)/python -m pip install --no-input --disable-pip-version-check $(if 
 # What a plugin needs beside itself to run here: the extra that brings its library.
 EXTRA_mooncake := [non-cuda]
 EXTRA_ascend := [npu]
-PLUGINS := nixl mooncake mori ascend etcd explain
+PLUGINS := nixl mooncake mori ascend etcd bench explain
 TOOLS := codespell grafana-foundation-sdk greenlet import-linter kubernetes-validate mypy opentelemetry-sdk pytest-timeout pytest-xdist python-json-logger pyyaml ruff
 
 PROJECTS := core/pyproject.toml adapters/sglang/pyproject.toml adapters/vllm/pyproject.toml examples/demo/pyproject.toml

@@ -39,6 +39,7 @@ PLACES = (
     "plugins/mori",
     "plugins/ascend",
     "plugins/etcd",
+    "plugins/bench",
     "plugins/explain",
     "adapters/sglang",
     "adapters/vllm",

@@ -109,6 +109,7 @@ def test_help_imports_no_library_of_any_backend(site: Site) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "folder", "does"),
     [
+        ("bench", ["tcp"], "plugins/bench", "Measure backends between two processes"),
         ("demo", ["--backend", "tcp"], "examples/demo", "Hand over requests of a small model"),
         ("explain", ["a", "b", "--json"], "plugins/explain", "Plan a request between two fleets"),
     ],

@@ -32,6 +32,7 @@ HEAVY = {
     "statelink_mori",
     "statelink_ascend",
     "statelink_etcd",
+    "statelink_bench",
     "statelink_explain",
     "statelink_demo",
 }

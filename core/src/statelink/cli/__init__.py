@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from ._alone import ended_with
+from ._configured import key_fields
 from ._main import main
 from ._output import CodedError, json_option, print_json
 from ._plots import drawing, picture_path
-from ._values import Number
+from ._values import Number, pair, seconds
 from ._words import duration, size
 
-__all__ = ["CodedError", "Number", "drawing", "duration", "json_option", "main", "picture_path", "print_json", "size"]
+__all__ = [
+    "CodedError",
+    "Number",
+    "drawing",
+    "duration",
+    "ended_with",
+    "json_option",
+    "key_fields",
+    "main",
+    "pair",
+    "picture_path",
+    "print_json",
+    "seconds",
+    "size",
+]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
@@ -10,9 +9,8 @@ from typing import Any, Final, NamedTuple
 from statelink.config import CONFIG_VARIABLE, PREFIX, Given, LinkConfig, read_config
 from statelink.errors import BackendError, StatelinkError
 from statelink.opening import CHECKS
-from statelink.wire import ENVIRONMENT
 
-__all__ = ["BY_ENGINE", "Configured", "configured", "key_fields", "no_keys"]
+__all__ = ["BY_ENGINE", "Configured", "configured", "key_fields"]
 
 BY_ENGINE: Final = {"role": "decode", "backend": "auto"}
 """Values for keys that have no default, and that an engine may set itself. Used if the environment has no value."""
@@ -104,13 +102,3 @@ def key_fields(secret_file: str, allow_file: str) -> dict[str, Any] | None:
         **({"secret_file": secret_file} if secret_file else secret),
         **({"allow_file": allow_file} if allow_file else allow),
     }
-
-
-@contextlib.contextmanager
-def no_keys() -> Iterator[None]:
-    """Within the block, the environment of this process has no keys. Links of one host need none."""
-    kept = {name: os.environ.pop(name) for name in ENVIRONMENT if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(kept)

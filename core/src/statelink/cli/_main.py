@@ -17,7 +17,6 @@ from ._keys import keys
 from ._new_backend import new_backend
 from ._output import Program
 from ._rendezvous import rendezvous
-from .bench import bench
 from .top import top
 
 if TYPE_CHECKING:
@@ -28,7 +27,11 @@ __all__ = ["main"]
 GROUP = "statelink.commands"
 """Entry-point group of click commands that other packages add."""
 
-BROUGHT = {"demo": "Hand over requests of a small model.", "explain": "Plan a request between two fleets."}
+BROUGHT = {
+    "bench": "Measure backends between two processes.",
+    "demo": "Hand over requests of a small model.",
+    "explain": "Plan a request between two fleets.",
+}
 """Commands of other packages that are listed even if the package is not installed, and what each does."""
 
 
@@ -108,4 +111,3 @@ main.add_command(new_backend)
 main.add_command(rendezvous)
 main.add_command(inspect)
 main.add_command(top)
-main.add_command(bench)

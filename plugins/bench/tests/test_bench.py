@@ -22,10 +22,10 @@ from click.testing import CliRunner, Result
 from statelink import Keys
 from statelink.backend import RawTransfers, Region
 from statelink.cli import main
-from statelink.cli.bench import Close, Copy, FailedError, Local, Pages, Remote, Send
 from statelink.errors import ConfigError
 from statelink.registry import load_backend
 from statelink.rendezvous import RendezvousServer
+from statelink_bench import Close, Copy, FailedError, Local, Pages, Remote, Send
 
 SHORT = ("--seconds", "0.01", "--size", "4k", "--size", "64k", "--blocks", "1", "--blocks", "16")
 PROGRAM = [sys.executable, "-c", "import sys; sys.argv[0] = 'statelink'; from statelink.cli import main; main()"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 from collections.abc import Iterator
@@ -13,16 +14,12 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from statelink.cli import duration, json_option, key_fields, pair, picture_path, print_json, seconds, size
 from statelink.config import read_options
 from statelink.errors import StatelinkError
 from statelink.registry import load_backend
-from statelink.wire import Keys, host_of, parse_endpoint
+from statelink.wire import ENVIRONMENT, Keys, host_of, parse_endpoint
 
-from .._configured import key_fields, no_keys
-from .._output import json_option, print_json
-from .._plots import picture_path
-from .._values import pair, seconds
-from .._words import duration, size
 from ._ends import End, Local, Remote
 from ._measure import Cell, Found, Plan, measure
 from ._messages import LARGEST_BLOCK, MOST_BLOCKS
@@ -156,7 +153,7 @@ def bench(
     here = host or (_address_towards(peer) if peer else "127.0.0.1")
     config = _config(here, named, insecure) if peer else {}
     via = Via(peer, _keys(named) if peer else None, config, here)
-    with contextlib.nullcontext() if peer else no_keys():
+    with contextlib.nullcontext() if peer else _no_keys():
         found = [_measure(name, options, plan, via) for name in names]
     if as_json:
         print_json(plain(found, plan, peer))
@@ -171,6 +168,16 @@ def bench(
 
 def _keys(named: dict[str, Any] | None) -> Keys | None:
     return Keys(**named) if named else Keys.from_environment()
+
+
+@contextlib.contextmanager
+def _no_keys() -> Iterator[None]:
+    """Within the block, the environment of this process has no keys. Links of one host need none."""
+    kept = {name: os.environ.pop(name) for name in ENVIRONMENT if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)
 
 
 class Via:

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 import msgspec
 import zmq
 
-from statelink._json import decode_json
+from statelink.cli import ended_with
 from statelink.errors import StatelinkError
+from statelink.rendezvous import decode_json
 from statelink.testing.process import Process, ProcessError
 from statelink.wire import Dialling, Keys, Trouble, parse_endpoint
 
-from .._alone import ended_with
 from ._messages import MOST_MESSAGE_BYTES, Hello, Over, Told
 from ._side import Side
 
@@ -60,7 +60,7 @@ class Local(Process[Side]):
     """A side in a process of its own on this host. What it prints goes to standard error.
 
     Args:
-        role: See `statelink.cli.bench._side.Side`.
+        role: See `statelink_bench._side.Side`.
     """
 
     def __init__(self, role: str) -> None:
@@ -117,7 +117,7 @@ class Local(Process[Side]):
 
 
 class Remote:
-    """The source side on another host, through `statelink.cli.bench._server.Server`.
+    """The source side on another host, through `statelink_bench._server.Server`.
 
     Args:
         address: ``tcp://host:port``, with the server's public key if it has one.

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import msgspec
 import zmq
 
-from statelink._json import decode_json
 from statelink.errors import ConfigError, StatelinkError
+from statelink.rendezvous import decode_json
 from statelink.wire import (
     Endpoint,
     Gate,

@@ -11,9 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from statelink import __version__
-
-from .._plots import drawing
-from .._words import duration, size
+from statelink.cli import drawing, duration, size
 
 if TYPE_CHECKING:
     from pathlib import Path

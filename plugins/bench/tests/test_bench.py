@@ -259,7 +259,7 @@ def test_a_library_by_itself_moves_the_bytes(name: str) -> None:
 def test_a_library_that_is_not_measured_alone_costs_no_request(
     monkeypatch: pytest.MonkeyPatch, name: str, why: str
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "testing" / "packages"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "tests" / "testing" / "packages"))
     done = bench(name, "--seconds", "0.01", "--size", "4k", "--blocks", "1", "--json")
     assert done.exit_code == 0, done.output
     (found,) = measured(done)

@@ -27,7 +27,7 @@ PIP := $(BIN)/python -m pip install --no-input --disable-pip-version-check $(if 
 # What a plugin needs beside itself to run here: the extra that brings its library.
 EXTRA_mooncake := [non-cuda]
 EXTRA_ascend := [npu]
-PLUGINS := nixl mooncake mori ascend etcd bench explain
+PLUGINS := nixl mooncake mori ascend etcd bench conformance explain
 TOOLS := codespell grafana-foundation-sdk greenlet import-linter kubernetes-validate mypy opentelemetry-sdk pytest-timeout pytest-xdist python-json-logger pyyaml ruff
 
 PROJECTS := core/pyproject.toml adapters/sglang/pyproject.toml adapters/vllm/pyproject.toml examples/demo/pyproject.toml
@@ -50,7 +50,7 @@ $(BASE): $(BIN)/python constraints.txt
 
 # One command for each: pip then finds one torch that satisfies everything that asks for it.
 $(DEV): $(BASE) $(PROJECTS) $(PLUGIN_PROJECTS) Makefile
-	$(PIP) -e "core[opentelemetry,plot,prometheus,testing,verify]" -e adapters/sglang -e adapters/vllm -e examples/demo $(foreach name,$(PLUGINS),-e "plugins/$(name)$(EXTRA_$(name))") $(TOOLS)
+	$(PIP) -e "core[opentelemetry,plot,prometheus,verify]" -e adapters/sglang -e adapters/vllm -e examples/demo $(foreach name,$(PLUGINS),-e "plugins/$(name)$(EXTRA_$(name))") $(TOOLS)
 	@touch $@
 
 $(DEMO): $(BASE) $(PROJECTS) $(DEMO_PLUGIN)

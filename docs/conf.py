@@ -49,6 +49,7 @@ PUBLIC = (
     "statelink.rendezvous",
     "statelink.telemetry",
     "statelink.testing",
+    "statelink_conformance",
     "statelink.backend.native",
 )
 autodoc_default_options = {"members": True}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from statelink.testing.report import Report
+from statelink_conformance.report import Report
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "matrix.md"

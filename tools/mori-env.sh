@@ -55,9 +55,9 @@ fi
 PYTHON=$python tools/make-venv.sh "$folder"
 install() { "$folder/bin/python" -m pip install --no-input --disable-pip-version-check --quiet --constraint constraints.txt "$@" >&2; }
 stamp=$folder/.stamp
-if [ ! -e "$stamp" ] || [ -n "$(find tools/mori-env.sh "$wanted" plugins/mori/standin plugins/mori/pyproject.toml core/pyproject.toml constraints.txt -newer "$stamp")" ]; then
+if [ ! -e "$stamp" ] || [ -n "$(find tools/mori-env.sh "$wanted" plugins/mori/standin plugins/mori/pyproject.toml plugins/conformance/pyproject.toml core/pyproject.toml constraints.txt -newer "$stamp")" ]; then
     install hatchling editables
-    install --no-build-isolation -e "core[testing]" -e plugins/mori pytest-timeout pytest-xdist
+    install --no-build-isolation -e core -e plugins/conformance -e plugins/mori pytest-timeout pytest-xdist
     install --no-deps "amd-mori==$version"
     plugins/mori/standin/build.sh "$folder/bin/python"
     # MoRI imports torch for an annotation. The real one takes gigabytes.

@@ -40,6 +40,7 @@ PLACES = (
     "plugins/ascend",
     "plugins/etcd",
     "plugins/bench",
+    "plugins/conformance",
     "plugins/explain",
     "adapters/sglang",
     "adapters/vllm",
@@ -71,8 +72,8 @@ DEPENDENCIES = ("pinned", "oldest", "newest")
 OLDEST_PYTHON = (3, 10)
 """The core's `requires-python`."""
 SUITE = ("core/tests", *(f"tests/{each}" for each in ("backend", "config", "plan", "state", "tcp", "wire")))
-"""Tests that need nothing but the core and its extras, but for some files: see `needing_torch`."""
-EXTRAS = "opentelemetry,prometheus,testing,verify"
+"""Tests that need nothing but the core, its extras and the kit, but for some files: see `needing_torch`."""
+EXTRAS = "opentelemetry,prometheus,verify"
 TEST_TOOLS = ("opentelemetry-sdk", "pytest-timeout", "pytest-xdist")
 
 
@@ -185,12 +186,12 @@ def needing_torch(tree: Path) -> list[str]:
     return [name for name, text in texts.items() if re.search(r"^\s*(import|from) torch\b", text, re.MULTILINE)]
 
 
-def suite(core: Built, tree: Path, folder: Path, interpreter: str, dependencies: str) -> None:
-    """Let an installed wheel of the core pass its kit, and the core's tests, which run from the tree beside it."""
+def suite(core: Built, kit: Built, tree: Path, folder: Path, interpreter: str, dependencies: str) -> None:
+    """Let an installed wheel of the core pass the kit, and the core's tests, which run from the tree beside it."""
     constraints = {"pinned": ROOT / "constraints.txt", "oldest": folder / "oldest.txt", "newest": None}[dependencies]
     if dependencies == "oldest":
-        (folder / "oldest.txt").write_text("\n".join(oldest(core.wheel)) + "\n")
-    wanted = [f"{core.name}[{EXTRAS}]=={core.version}", *TEST_TOOLS]
+        (folder / "oldest.txt").write_text("\n".join([*oldest(core.wheel), *oldest(kit.wheel)]) + "\n")
+    wanted = [f"{core.name}[{EXTRAS}]=={core.version}", f"{kit.name}=={kit.version}", *TEST_TOOLS]
     python = fresh(interpreter, folder / "venv", folder / "dist", constraints, wanted)
     run([python, "-I", "-c", SMOKE, core.name], folder / "venv")
     run([str(folder / "venv" / "bin" / "statelink"), "conform", "tcp"], folder / "venv")
@@ -256,7 +257,10 @@ def main() -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     tree = clone(folder)
-    places = [place for place in PLACES if not arguments.only or place.rpartition("/")[2] in arguments.only]
+    only = set(arguments.only or ())
+    if "core" in only:
+        only.add("conformance")  # the core's wheel is tested with it
+    places = [place for place in PLACES if not only or place.rpartition("/")[2] in only]
     built, wrong = [], []
     for place in places:
         made = build(tree / place, folder / "dist")
@@ -267,9 +271,10 @@ def main() -> None:
     if wrong:
         sys.exit("\n".join(wrong))
     if not arguments.no_install:
-        for core in (each for each in built if each.name == "statelink"):
+        kits = [each for each in built if each.name == "statelink-conformance"]
+        for core, kit in ((each, kits[0]) for each in built if each.name == "statelink"):
             for interpreter, dependencies in tried:
-                suite(core, tree, folder, interpreter, dependencies)
+                suite(core, kit, tree, folder, interpreter, dependencies)
                 said = {"tested": core.name, "python": interpreter, "dependencies": dependencies}
                 print(json.dumps({**said, "without": needing_torch(tree)}), flush=True)
         for alone in built:

@@ -20,7 +20,7 @@ install=("$python" -m pip install --no-input --disable-pip-version-check --quiet
 install+=(--constraint "$root/constraints.txt")
 
 "${install[@]}" hatchling
-"${install[@]}" "$root/core[testing]"
+"${install[@]}" "$root/core" "$root/plugins/conformance"
 "$folder/venv/bin/statelink" new-backend first --directory "$folder/first"
 "${install[@]}" "$root/examples/backend-shm[test]" "$root/examples/backend-procmem[test]" "$folder/first[test]"
 

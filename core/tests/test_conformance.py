@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statelink.testing import BackendTests
+from statelink_conformance import BackendTests
 
 
 class TestTcp(BackendTests):

@@ -19,6 +19,7 @@ import statelink.rendezvous
 import statelink.state
 import statelink.telemetry
 import statelink.testing
+import statelink_conformance
 
 MODULES = (
     statelink,
@@ -29,6 +30,7 @@ MODULES = (
     statelink.rendezvous,
     statelink.telemetry,
     statelink.testing,
+    statelink_conformance,
 )
 
 

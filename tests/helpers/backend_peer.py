@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tests.helpers.peers import until
 
 from statelink.backend import Backend, BackendContext, Batch, Blocks, Region, Transfer
-from statelink.testing import RemoteBackend
+from statelink_conformance import RemoteBackend
 
 DEADLINE = 30.0
 MIB = 1 << 20

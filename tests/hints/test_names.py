@@ -13,6 +13,7 @@ import statelink
 import statelink.backend
 import statelink.state
 import statelink.testing
+import statelink_conformance
 from statelink.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +34,7 @@ def texts(tree: ast.AST) -> Iterator[str]:
 
 
 TREES = {path: ast.parse(path.read_text()) for path in SOURCES}
-MODULES = (statelink, statelink.backend, statelink.errors, statelink.state, statelink.testing)
+MODULES = (statelink, statelink.backend, statelink.errors, statelink.state, statelink.testing, statelink_conformance)
 PUBLIC = {name: getattr(module, name) for module in MODULES for name in module.__all__}
 DEFINED = {*PUBLIC, *(name for each in PUBLIC.values() if isinstance(each, type) for name in dir(each))}
 """What an engine or a plugin may call."""

@@ -33,6 +33,7 @@ HEAVY = {
     "statelink_ascend",
     "statelink_etcd",
     "statelink_bench",
+    "statelink_conformance",
     "statelink_explain",
     "statelink_demo",
 }

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import numpy as np
 import numpy.typing as npt
 
-from statelink.testing import RemoteBackend
+from statelink_conformance import RemoteBackend
 
 PATIENCE = 20.0
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from statelink.testing.report import Clause, Report
+from statelink_conformance.report import Clause, Report
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -171,7 +171,7 @@ def test_a_hint_fits_what_was_found(tmp_path: Path) -> None:
 def test_every_clause_says_what_to_do() -> None:
     """As the last paragraph of its docstring; and whatever it checks says in words what was found."""
     silent, bare = [], []
-    for path in sorted((ROOT / "core/src/statelink/testing").rglob("*.py")):
+    for path in sorted((ROOT / "plugins/conformance/src/statelink_conformance").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Assert) and node.msg is None:
                 bare.append(f"{path.name}:{node.lineno}")

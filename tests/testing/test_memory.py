@@ -11,7 +11,7 @@ import pytest
 from tests.testing.test_kit import HERE
 
 from statelink.errors import BackendUnavailableError
-from statelink.testing import RemoteBackend
+from statelink_conformance import RemoteBackend
 
 if TYPE_CHECKING:
     from statelink.backend import Backend

@@ -8,7 +8,7 @@ import pytest
 from tests.testing.test_kit import HERE, broken, kit
 
 if TYPE_CHECKING:
-    from statelink.testing.report import Clause
+    from statelink_conformance.report import Clause
 
 
 @pytest.fixture(scope="module")

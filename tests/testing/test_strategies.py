@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 from tests.testing.test_kit import HERE, ROOT, broken, kit
 
-from statelink.testing import StrategyTests
+from statelink_conformance import StrategyTests
 
 if TYPE_CHECKING:
-    from statelink.testing.report import Clause
+    from statelink_conformance.report import Clause
 
 THIRD_PARTY = ROOT / "tests" / "third_party"
 BROKEN: dict[str, tuple[str, str]] = broken("wrong_strategies.py")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statelink.testing import PackageTests
+from statelink_conformance import PackageTests
 
 BROKEN: dict[str, dict[str, str]] = {
     "Untidy": {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from statelink.testing import BackendTests
+from statelink_conformance import BackendTests
 
 BROKEN: dict[str, tuple[str, str]] = {
     "Early": ("test_bytes_are_visible_before_a_move_is_done", "reported done before their bytes were there"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from statelink.testing import StrategyTests
+from statelink_conformance import StrategyTests
 
 BROKEN: dict[str, tuple[str, str]] = {
     "half": ("test_its_blocks_are_those_of_the_plan[1 to 1]", "bytes are planned, and"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statelink.testing import StrategyTests
+from statelink_conformance import StrategyTests
 
 
 class TestPieces(StrategyTests):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statelink.testing import BackendTests, PackageTests
+from statelink_conformance import BackendTests, PackageTests
 
 
 class TestProcmemBackend(BackendTests):

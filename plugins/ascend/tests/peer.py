@@ -13,7 +13,7 @@ import numpy as np
 
 from statelink.backend import Backend, Blocks, Outcome, Region
 from statelink.errors import StatelinkError
-from statelink.testing import RemoteBackend
+from statelink_conformance import RemoteBackend
 
 MIB = 1 << 20
 FAULTS = (NPUS, FAILS_AFTER) = ("STANDIN_NPUS", "STANDIN_FAILS_AFTER")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from plugins.ascend.tests.library import MEMORY, OPTIONS, allocator, environment, moved_by
 
-from statelink.testing import BackendTests
+from statelink_conformance import BackendTests
 
 
 class TestAscend(BackendTests):

@@ -16,8 +16,9 @@ import pytest
 from plugins.ascend.tests.library import allocator, environment
 
 from statelink.backend import MemoryKinds, Verdict
-from statelink.testing import PackageTests, bare_machine
+from statelink.testing import bare_machine
 from statelink_ascend import AscendBackend, Options
+from statelink_conformance import PackageTests
 
 
 class TestPackage(PackageTests):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from statelink.backend.native import rdma_devices
-from statelink.testing import BackendTests
+from statelink_conformance import BackendTests
 from statelink_mooncake import MooncakeBackend
 
 HERE = MooncakeBackend.probe(MooncakeBackend.Options())

@@ -18,7 +18,7 @@ from tests.helpers.ports import consecutive_ports
 
 from statelink.backend import BackendContext, Region
 from statelink.errors import BackendUnavailableError, TransferError
-from statelink.testing import PackageTests
+from statelink_conformance import PackageTests
 from statelink_mooncake import MooncakeBackend, Options
 
 HERE = MooncakeBackend.probe(Options())

@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 from plugins.mori.tests.world import REAL, STAND_IN
 
-from statelink.testing import BackendTests
+from statelink_conformance import BackendTests
 
 CARD = "a stand-in for libibverbs" if STAND_IN else "a network card"
 

@@ -30,7 +30,8 @@ from statelink.backend import (
     unpack_descriptors,
 )
 from statelink.errors import BackendUnavailableError, TransferError
-from statelink.testing import PackageTests, bare_machine
+from statelink.testing import bare_machine
+from statelink_conformance import PackageTests
 from statelink_mori import MoriBackend, Options
 
 

@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 import pytest
 
-from statelink.testing import BackendTests
+from statelink_conformance import BackendTests
 
 
 class TestNixl(BackendTests):

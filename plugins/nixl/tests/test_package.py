@@ -21,7 +21,7 @@ import statelink
 from statelink import state
 from statelink.backend import Batch, Blocks, Region
 from statelink.errors import BackendUnavailableError, TransferError
-from statelink.testing import PackageTests
+from statelink_conformance import PackageTests
 from statelink_nixl import NixlBackend, Options
 
 needs_nixl = pytest.mark.skipif(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ._alone import ended_with
 from ._configured import key_fields
+from ._files import temporary_folder
 from ._main import main
 from ._output import CodedError, json_option, print_json
 from ._plots import drawing, picture_path
@@ -24,4 +25,5 @@ __all__ = [
     "print_json",
     "seconds",
     "size",
+    "temporary_folder",
 ]

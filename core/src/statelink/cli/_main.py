@@ -10,7 +10,6 @@ from statelink import __version__
 from statelink.registry import entry_points, known_packages, missing_hint
 
 from ._backends import backends
-from ._conform import conform
 from ._doctor import doctor
 from ._inspect import inspect
 from ._keys import keys
@@ -29,6 +28,7 @@ GROUP = "statelink.commands"
 
 BROUGHT = {
     "bench": "Measure backends between two processes.",
+    "conform": "Test a backend against its contract.",
     "demo": "Hand over requests of a small model.",
     "explain": "Plan a request between two fleets.",
 }
@@ -104,7 +104,6 @@ def main() -> None:
 
 
 main.add_command(backends)
-main.add_command(conform)
 main.add_command(doctor)
 main.add_command(keys)
 main.add_command(new_backend)

@@ -1,45 +1,11 @@
-"""The conformance kit: the contract of backends and strategies, as tests for a plugin's own repository.
+"""What tests of plugins and engines need: processes, free addresses, and a machine that a test makes up.
 
-It is installed with ``statelink[testing]``. A plugin needs only this file::
-
-    from statelink.testing import BackendTests, PackageTests
-
-
-    class TestMine(BackendTests):
-        backend = "mine"
-
-
-    class TestPackage(PackageTests):
-        backend = "mine"
-        library = ("vendor",)  # what `import vendor` imports
-
-and for a strategy::
-
-    from statelink.testing import StrategyTests
-
-
-    class TestPieces(StrategyTests):
-        strategy, state_type, backend = "acme.pieces", "kv", "tcp"
+`statelink.testing.process` runs functions in processes of their own. The conformance kit for backends is in a package
+of its own, `statelink-conformance`.
 """
 
 from __future__ import annotations
 
-import importlib
-import typing
-
 from ._host import bare_machine, free_addresses
 
-if typing.TYPE_CHECKING:
-    from ._remote import RemoteBackend
-    from ._suite import BackendTests, PackageTests, StrategyTests
-
-__all__ = ["BackendTests", "PackageTests", "RemoteBackend", "StrategyTests", "bare_machine", "free_addresses"]
-
-
-def __getattr__(name: str) -> typing.Any:
-    # Imported late, because the kit's workers import this package, too, and need no pytest.
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = importlib.import_module("._remote" if name == "RemoteBackend" else "._suite", __name__)
-    found = globals()[name] = getattr(home, name)
-    return found
+__all__ = ["bare_machine", "free_addresses"]

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from statelink.testing.process import Process, ProcessError
+
 from ._memory import MIB, Arena
 from ._window import DeviceArena, hold
 from ._worker import Host, Hung, called
-from .process import Process, ProcessError
 
 __all__ = ["ARENA", "Died", "Pool", "Worker"]
 

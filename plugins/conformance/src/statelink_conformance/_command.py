@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import json
 import os
@@ -21,14 +20,10 @@ from rich.table import Table
 from rich.text import Text
 
 from statelink.backend._interface import cannot_register
+from statelink.cli import json_option, pair, print_json, seconds, temporary_folder
 from statelink.config import read_options
 from statelink.errors import StatelinkError
-from statelink.hints import install_hint
 from statelink.registry import load_backend
-
-from ._files import temporary_folder
-from ._output import json_option, print_json
-from ._values import pair, seconds
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +32,7 @@ __all__ = ["conform"]
 
 END_SECONDS = 20.0
 """Seconds that an interrupted kit has to end its processes."""
-KIT = "statelink.testing.conformance"
+KIT = "statelink_conformance.conformance"
 NOTHING_MATCHES = 5
 """pytest's exit status where no test is selected."""
 ORDER = ("failed", "not run", "deviates", "passed", "not applicable")
@@ -102,12 +97,10 @@ def conform(
 ) -> None:
     """Test a backend against its contract.
 
-    Runs every clause of the backend contract against backend NAME. Needs the extra `statelink[testing]`, and torch to
-    allocate memory of a device. Exits with 0 if the backend keeps every clause that could be run, with 1 if it breaks
-    one or does not load, and with 2 if it loads and no clause could be run.
+    Runs every clause of the backend contract against backend NAME. Needs torch to allocate memory of a device. Exits
+    with 0 if the backend keeps every clause that could be run, with 1 if it breaks one or does not load, and with 2 if
+    it loads and no clause could be run.
     """
-    if importlib.util.find_spec("pytest") is None:
-        raise click.ClickException(f"the conformance kit needs pytest\nhint: {install_hint('statelink[testing]')}")
     options = dict(pair(each) for each in pairs)
     try:
         kind = load_backend(name)
@@ -129,7 +122,7 @@ def conform(
             "--pyargs",
             KIT,
             "-p",
-            "statelink.testing.plugin",
+            "statelink_conformance.plugin",
             "-p",
             "no:cacheprovider",
         ]
@@ -171,7 +164,7 @@ def conform(
 
 def _list(as_json: bool) -> None:
     """Print every clause of the contract that a run without ``-k`` has."""
-    suite = importlib.import_module("statelink.testing").BackendTests
+    suite = importlib.import_module("statelink_conformance").BackendTests
     themes: dict[str, list[tuple[str, str]]] = {}
     for theme in reversed(suite.__mro__):
         for name, test in vars(theme).items():

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from statelink.testing import BackendTests
+from statelink_conformance import BackendTests
 
 __all__ = ["ALLOCATOR", "NAME", "OPTIONS", "PATIENCE_VARIABLE", "TestConformance"]
 

@@ -1,7 +1,7 @@
 """Runs one step of a backend's life in a process of its own, and reports which libraries the step imported.
 
-Run as ``python -m statelink.testing._alone SETTINGS``, with a `Settings` as JSON. The result goes to a file. Standard
-output and standard error contain only what the plugin and its library print.
+Run as ``python -m statelink_conformance._alone SETTINGS``, with a `Settings` as JSON. The result goes to a file.
+Standard output and standard error contain only what the plugin and its library print.
 """
 
 from __future__ import annotations

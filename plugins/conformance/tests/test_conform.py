@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from statelink.cli import main
 
-PACKAGES = Path(__file__).parents[1] / "testing" / "packages"
+PACKAGES = Path(__file__).parents[3] / "tests" / "testing" / "packages"
 
 
 def conform(*arguments: str) -> Result:

@@ -8,9 +8,9 @@ import pytest
 
 from statelink.backend import ANY
 from statelink.errors import UnsupportedError
+from statelink.testing import free_addresses
 
 from .. import _ranks
-from .._host import free_addresses
 from .._lab import Lab, Suite, needs
 from .._pools import LABELS
 from .._saying import refused

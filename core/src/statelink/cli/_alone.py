@@ -61,16 +61,23 @@ class Alone:
     def __init__(self, work: Callable[[], Iterable[Any]]) -> None:
         self._results, results = os.pipe()
         self._printed, printed = os.pipe()
+        self._beginning, self._last = b"", b""
+        self._file = ""
+        # Python ignores what a signal's handler raises in the callbacks of a fork, so signals wait until after them.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         with warnings.catch_warnings():
             # numpy's threads are prepared for a fork, and there are no others.
             warnings.simplefilter("ignore", DeprecationWarning)
             self._pid = os.fork()
         if not self._pid:
-            _child(work, results, printed)
+            _child(work, results, printed, mask)
         os.close(results)
         os.close(printed)
-        self._beginning, self._last = b"", b""
-        self._file = ""
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        except BaseException:  # a signal came meanwhile
+            self.close()
+            raise
 
     def values(self) -> Iterator[Any]:
         """What the work yields, as it comes.
@@ -183,11 +190,12 @@ def _owner(file: str) -> str:
 # This part runs in the child.
 
 
-def _child(work: Callable[[], Iterable[Any]], results: int, printed: int) -> NoReturn:
+def _child(work: Callable[[], Iterable[Any]], results: int, printed: int, mask: set[int]) -> NoReturn:
     """Do the work, and end this process without the clean-up of the one from which it was forked."""
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process ends this one
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         faulthandler.disable()
         nowhere = os.open(os.devnull, os.O_RDONLY)
         for number, target in ((nowhere, 0), (printed, 1), (printed, 2)):

@@ -1,7 +1,7 @@
 """What tests of plugins and engines need: processes, free addresses, and a machine that a test makes up.
 
-`statelink.testing.process` runs functions in processes of their own. The conformance kit for backends is in a package
-of its own, `statelink-conformance`.
+`statelink.testing.process` runs functions in processes of their own. The conformance kit for backends is a package of
+its own, `statelink_conformance`.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ PIP := $(BIN)/python -m pip install --no-input --disable-pip-version-check $(if 
 EXTRA_mooncake := [non-cuda]
 EXTRA_ascend := [npu]
 PLUGINS := nixl mooncake mori ascend etcd bench conformance explain
-TOOLS := codespell grafana-foundation-sdk greenlet import-linter kubernetes-validate mypy opentelemetry-sdk pytest-timeout pytest-xdist python-json-logger pyyaml ruff
+TOOLS := codespell grafana-foundation-sdk greenlet hypothesis import-linter kubernetes-validate mypy opentelemetry-sdk pytest-timeout pytest-xdist python-json-logger pyyaml ruff
 
 PROJECTS := core/pyproject.toml adapters/sglang/pyproject.toml adapters/vllm/pyproject.toml examples/demo/pyproject.toml
 PLUGIN_PROJECTS := $(PLUGINS:%=plugins/%/pyproject.toml)

@@ -74,7 +74,7 @@ OLDEST_PYTHON = (3, 10)
 SUITE = ("core/tests", *(f"tests/{each}" for each in ("backend", "config", "plan", "state", "tcp", "wire")))
 """Tests that need nothing but the core, its extras and the kit, but for some files: see `needing_torch`."""
 EXTRAS = "opentelemetry,prometheus,verify"
-TEST_TOOLS = ("opentelemetry-sdk", "pytest-timeout", "pytest-xdist")
+TEST_TOOLS = ("hypothesis", "opentelemetry-sdk", "pytest-timeout", "pytest-xdist")
 
 
 class Built(NamedTuple):

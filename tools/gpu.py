@@ -91,9 +91,14 @@ def clauses(expression: str, *words: str) -> tuple[str, ...]:
     return over_card("conform", "nixl", "--require", "-k", expression, *words)
 
 
+LAYERS = Part(
+    "layers that leave while kernels run: the forward pass, and what is left after it", card_part("layers"), 90
+)
+
 PARTS = {
     "pointers": Part("pointers of the card's driver", tests("tests/pointers")),
     "staging": Part("gathering and scattering on the card", tests("tests/model/test_staging_memory.py")),
+    "layers": LAYERS,
     **{
         f"kit-{backend}": Part(
             f"the contract of {backend} over the card's memory",
@@ -128,6 +133,7 @@ QUICK = {
     "tests": Part(
         "the tests that need a card", tests("-W", "default", "tests/pointers", "tests/model/test_staging_memory.py"), 60
     ),
+    "layers": LAYERS,
     "cuda-dram": Part("card to host", card_part("link", "cuda", "dram", *SHORT), 60),
     "dram-cuda": Part("host to card", card_part("link", "dram", "cuda", *SHORT), 60),
     "small-blocks": Part(

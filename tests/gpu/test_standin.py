@@ -66,6 +66,16 @@ def test_the_order_of_streams_is_kept(run: Run) -> None:
         assert ran.answer(f"{what} without an event").startswith("1 of 1")
 
 
+def test_layers_leave_while_kernels_run(run: Run) -> None:
+    """The launching thread is ahead of the device. How long all of it takes here says nothing."""
+    ran = run("-m", "tools.card.layers", "--layers", "8", "--mib", "1", "--ms", "5", "--rounds", "2")
+    assert ran.status == 0, ran.output
+    assert ran.answer("rooms with wrong bytes") == "0 of 8"
+    for way in ("one push", "groups of 1", "groups of 4", "the adapters' groups"):
+        assert 0 < ran.answer(f"{way}: launching it") < ran.answer(f"{way}: forward pass")
+        assert isinstance(ran.answer(f"{way}: left after it"), float)
+
+
 def test_memory_is_what_the_driver_says(run: Run) -> None:
     ran = run("-m", "tests.gpu.programs", "kinds")
     assert ran.status == 0, ran.output

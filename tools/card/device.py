@@ -7,6 +7,7 @@ import importlib
 import time
 from collections.abc import Sequence
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +19,8 @@ Bytes = npt.NDArray[np.uint8]
 
 CYCLES = 1.7e9
 """Cycles of a second of the card's clock, about: torch lets a kernel wait for a number of cycles."""
+SIDE, MEASURED = 4096, 50
+"""Rows of a matrix, and how many products of two are measured."""
 NOT_READY = 600
 CALLBACK = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_void_p)
 
@@ -87,7 +90,7 @@ class Card:
         self._stream = c_void_p()
         self.call("cuStreamCreate", byref(self._stream), c_uint(1))
         self._kept: list[Any] = []
-        self._sources: dict[tuple[int, int], Buffer] = {}
+        self._sources: dict[tuple[int, int], tuple[Buffer, int]] = {}
         self._torch_stream = self.torch.cuda.Stream() if self.torch is not None else None
 
     def call(self, name: str, *arguments: Any) -> None:
@@ -161,19 +164,55 @@ class Card:
                 event.record(self._torch_stream)  # type: ignore[attr-defined]
             return event
         sources = [self._source(number, nbytes or each.nbytes, byte) for number, each in enumerate(buffers)]
-        wait = CALLBACK(lambda stream, status, given: time.sleep(seconds))
-        self._kept.append(wait)  # the stream uses it
-        self.call("cuStreamAddCallback", self._stream, wait, None, c_uint(0))
+        self._wait(seconds)
         for source, target in zip(sources, buffers, strict=True):
             self._copy(target.address, source.address, source.nbytes)
         return _DriverEvent(self, self._stream)
 
+    def compute(self, seconds: float) -> None:
+        """On the stream of `late`: multiply matrices for about so long; without torch, only wait. Returns at once."""
+        if self.torch is None:
+            self._wait(seconds)
+            return
+        multiply, each = self._products
+        with self.torch.cuda.stream(self._torch_stream):
+            for _ in range(max(1, round(seconds / each))):
+                multiply()
+
+    @cached_property
+    def _products(self) -> tuple[Any, float]:
+        """What launches a product of two matrices, and the seconds that it takes. Blocks while it is measured."""
+        torch = self.torch
+        matrix = torch.rand((SIDE, SIDE), dtype=torch.bfloat16, device=self.kind)
+        product = torch.empty_like(matrix)
+
+        def multiply() -> None:
+            torch.mm(matrix, matrix, out=product)
+
+        torch.cuda.synchronize()
+        for _ in range(2):  # the first ones also load the library
+            began = time.perf_counter()
+            for _ in range(MEASURED):
+                multiply()
+            torch.cuda.synchronize()
+            took = time.perf_counter() - began
+        return multiply, took / MEASURED
+
+    def _wait(self, seconds: float) -> None:
+        """Let the stream of the driver wait."""
+        wait = CALLBACK(lambda stream, status, given: time.sleep(seconds))
+        self._kept.append(wait)  # the stream uses it
+        self.call("cuStreamAddCallback", self._stream, wait, None, c_uint(0))
+
     def _source(self, number: int, nbytes: int, byte: int) -> Buffer:
         """Memory full of one byte. It is allocated once: the driver waits for the streams to allocate memory."""
-        if (number, nbytes) not in self._sources:
-            self._sources[number, nbytes] = self.buffer(nbytes)
-        self.write(self._sources[number, nbytes], np.full(nbytes, byte, np.uint8))
-        return self._sources[number, nbytes]
+        source, holds = self._sources.get((number, nbytes), (None, -1))
+        if source is None:
+            source = self.buffer(nbytes)
+        if holds != byte:
+            self.write(source, np.full(nbytes, byte, np.uint8))
+        self._sources[number, nbytes] = source, byte
+        return source
 
     def finish(self) -> None:
         """Wait for all streams of this object."""

@@ -7,13 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from late_device import KIND, Device, to_device
+from standin_gpu import passed_over_standin_gpu
 from support.deepseek_v4 import make_v4, switched
-from support.device import Device
 from support.newest import OLDER
 from support.pools import Made, listed, make_mha, make_with_draft
 from support.sides import FAILED, SUCCESS, WAITING, Lists, Side, hand_over, meet, rooms, sides, until
@@ -43,7 +45,7 @@ class Batch:
 
         self.device, self.source, self.chunks = Device(), source, chunks
         page = source.page_size
-        table = torch.zeros((len(chunks), tokens + page), dtype=torch.int32)
+        table = torch.zeros((len(chunks), tokens + page), dtype=torch.int32).as_subclass(self._copied_late())
         for row, (_, lists, _) in enumerate(chunks):
             slots = (lists.pages[:, None] * page + np.arange(page)).reshape(-1)
             table[row, : len(slots)] = torch.from_numpy(slots.astype(np.int32))
@@ -66,6 +68,24 @@ class Batch:
         self.go_on = threading.Event()
         self._launched = set[int]()
         self.random = np.random.default_rng(11)
+
+    def _copied_late(self) -> Any:
+        """The type of a tensor whose rows come to the host late, by the stream on which they are copied."""
+        import torch
+
+        device = self.device
+
+        class Rows(torch.Tensor):
+            @classmethod
+            def __torch_function__(cls, called: Any, types: Any, args: Any = (), more: Any = None) -> Any:
+                inner: Any = super().__torch_function__
+                if called is not torch.Tensor.copy_:
+                    return inner(called, types, args, more)
+                device.current.launch(partial(time.sleep, LATE_SECONDS))
+                device.current.launch(partial(args[0].copy_, args[1].as_subclass(torch.Tensor)))
+                return args[0]
+
+        return Rows
 
     def _request(self, row: int, sender: Any, lists: Lists, span: tuple[int, int], tokens: int) -> Any:
         return SimpleNamespace(
@@ -130,7 +150,10 @@ def requests(kind: Callable[[Any], Made] | str, count: int = 1, **more: Any) -> 
 
 
 def eight_layers(_: Any) -> Made:
-    return listed(make_mha("MHATokenToKVPool", 4, PAGE, "float32", layers=LAYERS), None, LAYERS, heads=4)
+    pool = make_mha("MHATokenToKVPool", 4, PAGE, "float32", layers=LAYERS)
+    pool.k_buffer, pool.v_buffer = ([*map(to_device, each)] for each in (pool.k_buffer, pool.v_buffer))
+    made = listed(pool, None, LAYERS, heads=4)
+    return made._replace(pools=made.pools._replace(kind=KIND))
 
 
 def send_chunk(source: Side, request: Any, span: tuple[int, int]) -> None:
@@ -165,6 +188,12 @@ def wrong_layers(source: Side, target: Side, request: Any) -> list[int]:
     return [layer for place, layer in enumerate(layers) if any(wrong[place :: len(layers)])]
 
 
+def test_all_of_it_over_the_standin_gpu(tmp_path: Path) -> None:
+    """With streams, events and memory of a driver; the real NIXL copies the layers by streams of its own."""
+    assert passed_over_standin_gpu(Path(__file__), tmp_path) > len(GROUPS)
+
+
+@pytest.mark.standin_gpu
 @pytest.mark.parametrize("lost", [None, *range(len(GROUPS))])
 def test_each_group_waits_for_its_own_event(lost: int | None) -> None:
     """The launching thread is far ahead. An event that passes at once gives wrong bytes of its group, and no other."""
@@ -261,6 +290,7 @@ def test_which_groups_leave(
         assert wrong_layers(source, target, request) == []
 
 
+@pytest.mark.standin_gpu
 def test_chunks_that_sglang_has_not_sent_yet_and_several_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two passes are launched before SGLang sends a chunk, which it then does in parts of its own."""
     with requests(eight_layers, 3) as (source, target, made):

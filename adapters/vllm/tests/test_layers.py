@@ -6,16 +6,19 @@ Each layer is written when the test lets the device go on. Until then, its memor
 from __future__ import annotations
 
 import itertools
+import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from late_device import BACKEND, Device, as_kernels_see
+from standin_gpu import passed_over_standin_gpu
 from support.caches import Cache, Rank, attention, latent, make_cache, model_of, recurrent
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 
@@ -29,6 +32,9 @@ BLOCK, TOKENS = 16, 100
 TABLES = [3, 7, 5, 11, 2, 9, 14], [4, 8, 6, 12, 1, 10, 15]
 """The blocks of a request in each group."""
 
+LAYER_SECONDS = 0.001
+"""What a layer takes on the device."""
+
 rooms = itertools.count(1)
 
 Layers = tuple[int, int] | None
@@ -39,27 +45,38 @@ FIRST: list[Any] = [(0, 2), (2, 4), (4, 6), (6, 7), (7, 8)]
 """What eight layers are divided into."""
 
 
-class Device:
-    """Does what was launched, in order, when it is told to."""
+class Behind(Device):
+    """Does what was launched when it is told to."""
 
     def __init__(self) -> None:
-        self._launched: deque[Callable[[], None]] = deque()
-        self._events = itertools.count()
-        self.forgotten = -1
-        """The number of an event that nobody records."""
+        super().__init__()
+        self._may, self._held = threading.Semaphore(0), 0
 
     def launch(self, work: Callable[[], None]) -> None:
-        self._launched.append(work)
+        self._held += 1
+
+        def kernel() -> None:
+            self._may.acquire()
+            time.sleep(LAYER_SECONDS)
+            work()
+
+        self.forwards.launch(kernel)
 
     def event(self) -> Any:
-        reached: list[bool] = []
-        self.launch(lambda: reached.append(True))
-        return None if next(self._events) == self.forgotten else mock.Mock(query=lambda: bool(reached))
+        event = self.Event()
+        event.record()
+        return event
 
     def go_on(self, count: int | None = None) -> None:
         """Do so much of what was launched."""
-        for _ in range(len(self._launched) if count is None else count):
-            self._launched.popleft()()
+        count = self._held if count is None else count
+        self._held -= count
+        if count:
+            self._may.release(count)
+
+    def close(self) -> None:
+        self.go_on()
+        super().close()
 
 
 class Watched:
@@ -107,9 +124,9 @@ class Sides:
         self.cache, there = (_index(make_cache(groups), index=index) for _ in range(2))
         components, described = describe_cache(self.cache.config, self.cache.tensors, model)
         self.groups = described
-        self.device = Device()
+        self.device = Behind()
         self.worker = WorkerSide(
-            LinkConfig.read({"role": "prefill", "backend": "tcp", **dict(options), **dict(own)}),
+            LinkConfig.read({"role": "prefill", "backend": BACKEND, **dict(options), **dict(own)}),
             state.describe("prefill", components),
             described,
             Leftovers(self.cache.config, self.cache.tensors, described),
@@ -117,7 +134,7 @@ class Sides:
             number if told else None,
         )
         self.decode = Rank("decode", there, model, **dict(options))
-        self.truth = {name: _another(tensor) for name, tensor in self.cache.tensors.items()}
+        self.truth = {name: _another(as_kernels_see(tensor)) for name, tensor in self.cache.tensors.items()}
         self.begin()
         send = self.worker.link.send
         self.opened = mock.patch.object(self.worker.link, "send", lambda *a, **b: self._watch(send(*a, **b)))
@@ -135,6 +152,7 @@ class Sides:
 
     def close(self) -> None:
         self.opened.stop()
+        self.device.close()
         self.worker.close()
         self.decode.link.close()
 
@@ -186,7 +204,7 @@ class Sides:
             blocks = table[first // BLOCK : -(-last // BLOCK)]
             for name in config.layer_names:
                 if int(name.split(".")[2]) == number:
-                    self.cache.tensors[name][blocks] = self.truth[name][blocks]
+                    as_kernels_see(self.cache.tensors[name])[blocks] = self.truth[name][blocks]
 
     def end(self, why: str = "") -> None:
         """The request has ended on prefill."""
@@ -217,7 +235,7 @@ class Sides:
             items = group.indices(TABLES[group.table], TOKENS, 0)
             inside = torch.from_numpy(items)
             for layer in group.layers:
-                number, there = int(layer.split(".")[2]), self.decode.cache.tensors[layer][inside]
+                number, there = int(layer.split(".")[2]), as_kernels_see(self.decode.cache.tensors[layer])[inside]
                 if not torch.equal(_held(there, group), _held(self.truth[layer][inside], group)):
                     found.add(number)
         return sorted(found)
@@ -292,7 +310,12 @@ CASES: dict[str, tuple[Any, dict[str, Any], list[Call], list[Layers]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+OVER_GPU = {"in order", "a whole graph", "decode asks in the middle", "an index", "windows", "recurrent layers"}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.standin_gpu] if case in OVER_GPU else []) for case in CASES]
+)
 def test_what_a_step_sends(case: str) -> None:
     """The whole prompt is computed in it. The device begins when all is launched."""
     groups, more, calls, pushes = CASES[case]
@@ -336,19 +359,26 @@ def test_what_waits_for_decode_goes_before_the_layers_of_the_running_step() -> N
         assert sides.wrong() == []
 
 
+def test_all_of_it_over_the_standin_gpu(tmp_path: Path) -> None:
+    """With streams, events and memory of a driver; the real NIXL copies the layers by streams of its own."""
+    assert passed_over_standin_gpu(Path(__file__), tmp_path) > len(FIRST)
+
+
+@pytest.mark.standin_gpu
 @pytest.mark.parametrize("forgotten", range(-1, len(FIRST)))
 @pytest.mark.shows("layers that leave while the device is behind: none without its event")
 def test_each_group_of_layers_waits_for_its_own_event(forgotten: int) -> None:
     """Without the event of a group, decode gets what was in that memory before."""
     with asked(FULL) as sides:
-        sides.device.forgotten = forgotten
         sides.ask()
         sides.step(0, TOKENS)
+        if forgotten >= 0:
+            sides.device.recorded[forgotten].passes_at_once = True
         for number, (first, last) in enumerate(FIRST):
             if number == forgotten:
                 sides.until_read(number)
             assert sides.sending.settled == number + (number == forgotten)
-            sides.device.go_on(last - first + 1)  # its layers, and its event
+            sides.device.go_on(last - first)
             sides.until_read(number)
         assert sides.wrong() == ([] if forgotten < 0 else [*range(*FIRST[forgotten])])
 

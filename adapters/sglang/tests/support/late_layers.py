@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .device import Device
+from late_device import Device
 
 __all__ = ["GROUP", "KEPT", "LATE", "SEEN", "install"]
 

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from late_device import BACKEND, reachable
 
 import statelink
 from statelink import state
@@ -335,9 +336,9 @@ def _made(kind: str | Callable[[tuple[int, int]], Made], tp: tuple[int, int], pa
 
 
 def link_config(role: str, **more: Any) -> statelink.LinkConfig:
-    return statelink.LinkConfig.read({"role": role, "backend": "tcp", **more})
+    return statelink.LinkConfig.read({"role": role, "backend": BACKEND, **more})
 
 
 def _memory(address: int, nbytes: int, item: int) -> npt.NDArray[np.uint8]:
-    raw = memoryview((ctypes.c_uint8 * nbytes).from_address(address)).cast("B")
+    raw = memoryview((ctypes.c_uint8 * nbytes).from_address(reachable(address))).cast("B")
     return np.frombuffer(raw, np.uint8).reshape(nbytes // item, item)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from late_device import BACKEND, to_device
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
@@ -65,7 +66,7 @@ def make_cache(groups: Sequence[tuple[Any, Sequence[int]]], layout: str = "LBHNC
     """Make the cache of groups of layers, each a specification and the numbers of its layers. Groups are overlaid."""
     order = KVCacheLayout[layout]
     size = max(spec.page_size_bytes * BLOCKS * len(layers) for spec, layers in groups)
-    raw = torch.randint(-128, 128, (size,), dtype=torch.int8)
+    raw = to_device(torch.randint(-128, 128, (size,), dtype=torch.int8))
     described, placed, tensors = [], [], {}
     for spec, layers in groups:
         names = [f"model.layers.{number}.attn" for number in layers]
@@ -110,7 +111,7 @@ class Rank:
             ranks=stages * width,
             axes={"tp": model.tp, "pp": stage},
         )
-        self.link: Link = statelink.open({"role": role, "backend": "tcp", **options}, inventory)
+        self.link: Link = statelink.open({"role": role, "backend": BACKEND, **options}, inventory)
 
     def tensors(self, group: int) -> dict[int, torch.Tensor]:
         """The tensors of a group by number of the layer."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import torch
+from late_device import Device
 from vllm.forward_context import get_forward_context
 
 from statelink_vllm.connector import StatelinkConnector, WorkerSide
@@ -20,21 +18,13 @@ LATE_SECONDS = 0.02
 """By how much a layer is later than the one before it."""
 
 
-class _Event:
-    reached = False
-
-    def query(self) -> bool:
-        return self.reached
-
-
 class LateConnector(StatelinkConnector):
     """The pages that a layer has written have NaN instead, until the device comes to it."""
 
     forgets = False
 
     def register_kv_caches(self, kv_caches: Any) -> None:
-        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        threading.Thread(target=self._follow, daemon=True).start()
+        self._late = Device()
         made = WorkerSide.__init__
 
         def behind(
@@ -45,19 +35,15 @@ class LateConnector(StatelinkConnector):
         with mock.patch.object(WorkerSide, "__init__", behind):
             super().register_kv_caches(kv_caches)
 
-    def _follow(self) -> None:
-        while True:
-            self._work.get()()
-
     def _event(self) -> Any:
-        event = _Event()
-        self._work.put(lambda: setattr(event, "reached", True))
+        event = self._late.Event()
+        event.record()
         return None if self.forgets else event
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
-        done = threading.Event()  # a step reads what the one before it has written
-        self._work.put(done.set)
-        done.wait()
+        before = self._late.Event()  # a step reads what the one before it has written
+        before.record()
+        before.synchronize()
         super().bind_connector_metadata(connector_metadata)
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
@@ -70,7 +56,7 @@ class LateConnector(StatelinkConnector):
             time.sleep(LATE_SECONDS)
             kv_layer[blocks] = written
 
-        self._work.put(land)
+        self._late.current.launch(land)
         super().save_kv_layer(layer_name, kv_layer, attn_metadata, **kwargs)
 
 

@@ -12,7 +12,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from ctypes import byref, c_uint, c_uint64, c_void_p
+from ctypes import c_uint64, c_void_p
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -35,7 +35,7 @@ class Stream(Protocol):
     def launch(self, work: Callable[[], object]) -> None:
         """Have something done after all that was launched before. Does not block."""
 
-    def close(self) -> None:
+    def finish(self) -> None:
         """Wait until all of it is done."""
 
 
@@ -48,7 +48,7 @@ class ThreadStream:
     def launch(self, work: Callable[[], object]) -> None:
         self._launched.put(work)
 
-    def close(self) -> None:
+    def finish(self) -> None:
         self._launched.put(None)
         self._thread.join(SECONDS)
 
@@ -71,52 +71,12 @@ class ThreadEvent:
         assert self._passed.wait(SECONDS)
 
 
-class DriverStream:
-    CALLBACK = ctypes.CFUNCTYPE(None, c_void_p, ctypes.c_int, c_void_p)
-
-    def __init__(self) -> None:
-        self.handle = c_void_p()
-        _card().call("cuStreamCreate", byref(self.handle), c_uint(1))
-        self._kept: list[Any] = []
-        """What the driver has yet to call."""
-
-    def launch(self, work: Callable[[], object]) -> None:
-        def kernel(stream: int, status: int, given: int) -> None:
-            work()
-
-        self._kept.append(self.CALLBACK(kernel))
-        _card().call("cuStreamAddCallback", self.handle, self._kept[-1], None, c_uint(0))
-
-    def close(self) -> None:
-        _card().call("cuStreamSynchronize", self.handle)
-        self._kept.clear()
-
-
-class DriverEvent:
-    NOT_READY = 600
-
-    def __init__(self) -> None:
-        self._event = c_void_p()
-        _card().call("cuEventCreate", byref(self._event), c_uint(0))
-
-    def record(self, stream: DriverStream) -> None:
-        _card().call("cuEventRecord", self._event, stream.handle)
-
-    def query(self) -> bool:
-        status = _card().cuda.cuEventQuery(self._event)
-        assert status in (0, self.NOT_READY)
-        return bool(status == 0)
-
-    def synchronize(self) -> None:
-        _card().call("cuEventSynchronize", self._event)
-
-
 class Event:
     """Passes when its stream has done what was launched before it was recorded."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._event: Any = DriverEvent() if OVER_DRIVER else ThreadEvent()
+        self._event: Any = _streams().DriverEvent(_card()) if OVER_DRIVER else ThreadEvent()
         self._recorded = False
         self.passes_at_once = False
         """As if nobody waited for it."""
@@ -167,7 +127,7 @@ class Device:
     def close(self) -> None:
         """Wait until everything that was launched is done."""
         for each in (self.schedules, self.forwards):
-            each.close()
+            each.finish()
 
 
 def to_device(tensor: Any) -> Any:
@@ -199,7 +159,14 @@ def reachable(address: int) -> int:
 
 
 def _stream() -> Stream:
-    return DriverStream() if OVER_DRIVER else ThreadStream()
+    made: Stream = _streams().DriverStream(_card()) if OVER_DRIVER else ThreadStream()
+    return made
+
+
+def _streams() -> Any:
+    from tools.card import streams
+
+    return streams
 
 
 @cache

@@ -7,11 +7,13 @@ import importlib
 import time
 from collections.abc import Sequence
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from .streams import DriverEvent, DriverStream
 
 __all__ = ["Buffer", "Card", "Event", "cuda_torch"]
 
@@ -21,8 +23,6 @@ CYCLES = 1.7e9
 """Cycles of a second of the card's clock, about: torch lets a kernel wait for a number of cycles."""
 SIDE, MEASURED = 4096, 50
 """Rows of a matrix, and how many products of two are measured."""
-NOT_READY = 600
-CALLBACK = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_void_p)
 
 
 class Event(Protocol):
@@ -46,20 +46,6 @@ def cuda_torch() -> Any:
     except ImportError:
         return None
     return torch if torch.cuda.is_available() else None
-
-
-class _DriverEvent:
-    def __init__(self, card: Card, stream: c_void_p) -> None:
-        self._card, self._event = card, c_void_p()
-        card.call("cuEventCreate", byref(self._event), c_uint(0))
-        card.call("cuEventRecord", self._event, stream)
-
-    def query(self) -> bool:
-        """See `Event.query`."""
-        status = self._card.cuda.cuEventQuery(self._event)
-        if status not in (0, NOT_READY):
-            raise RuntimeError(f"cuEventQuery: CUDA error {status}")
-        return bool(status == 0)
 
 
 class Card:
@@ -87,9 +73,7 @@ class Card:
         self.call("cuDevicePrimaryCtxRetain", byref(context), device)
         self.call("cuCtxSetCurrent", context)
         self.device = device
-        self._stream = c_void_p()
-        self.call("cuStreamCreate", byref(self._stream), c_uint(1))
-        self._kept: list[Any] = []
+        self._stream = DriverStream(self)
         self._sources: dict[tuple[int, int], tuple[Buffer, int]] = {}
         self._torch_stream = self.torch.cuda.Stream() if self.torch is not None else None
 
@@ -164,15 +148,17 @@ class Card:
                 event.record(self._torch_stream)  # type: ignore[attr-defined]
             return event
         sources = [self._source(number, nbytes or each.nbytes, byte) for number, each in enumerate(buffers)]
-        self._wait(seconds)
+        self._stream.launch(partial(time.sleep, seconds))
         for source, target in zip(sources, buffers, strict=True):
             self._copy(target.address, source.address, source.nbytes)
-        return _DriverEvent(self, self._stream)
+        passed = DriverEvent(self)
+        passed.record(self._stream)
+        return passed
 
     def compute(self, seconds: float) -> None:
         """On the stream of `late`: multiply matrices for about so long; without torch, only wait. Returns at once."""
         if self.torch is None:
-            self._wait(seconds)
+            self._stream.launch(partial(time.sleep, seconds))
             return
         multiply, each = self._products
         with self.torch.cuda.stream(self._torch_stream):
@@ -198,12 +184,6 @@ class Card:
             took = time.perf_counter() - began
         return multiply, took / MEASURED
 
-    def _wait(self, seconds: float) -> None:
-        """Let the stream of the driver wait."""
-        wait = CALLBACK(lambda stream, status, given: time.sleep(seconds))
-        self._kept.append(wait)  # the stream uses it
-        self.call("cuStreamAddCallback", self._stream, wait, None, c_uint(0))
-
     def _source(self, number: int, nbytes: int, byte: int) -> Buffer:
         """Memory full of one byte. It is allocated once: the driver waits for the streams to allocate memory."""
         source, holds = self._sources.get((number, nbytes), (None, -1))
@@ -218,8 +198,7 @@ class Card:
         """Wait for all streams of this object."""
         if self._torch_stream is not None:
             self._torch_stream.synchronize()
-        self.call("cuStreamSynchronize", self._stream)
-        self._kept.clear()
+        self._stream.finish()
 
     def differing(self, buffers: Sequence[Buffer], byte: int) -> int:
         """How many bytes are not this one, as a kernel that is started at once sees them."""
@@ -228,4 +207,4 @@ class Card:
         return sum(int((self.read(each) != byte).sum()) for each in buffers)
 
     def _copy(self, target: int, source: int, nbytes: int) -> None:
-        self.call("cuMemcpyAsync", c_uint64(target), c_uint64(source), c_size_t(nbytes), self._stream)
+        self.call("cuMemcpyAsync", c_uint64(target), c_uint64(source), c_size_t(nbytes), self._stream.handle)

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import pytest
 from tests.helpers.backend_peer import MIB, Memory, Pair, Peer, blocks, finish, make, move
 
-from statelink.backend import Backend, Batch, Side
+from statelink.backend import Backend, BackendContext, Batch, Side
 from statelink.errors import TransferError
-from statelink_nixl import NixlBackend
+from statelink_nixl import NixlBackend, Options
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("nixl") is None, reason="NIXL is not installed: pip install nixl"
@@ -137,6 +137,23 @@ def connections() -> set[int]:
             if copy.family == socket.AF_INET and copy.getpeername():
                 found.add(int(name))
     return found
+
+
+def test_a_decode_rank_connects_to_nobody(tcp: World, stopped: Peer) -> None:
+    """It writes nothing, and gets its bytes over the connections of prefill."""
+    options = Options(ucx={"TLS": "tcp"}, connect_timeout=0.2)
+    decode = NixlBackend(BackendContext(options=options, link="decode", role="decode"))
+    memory = Memory(((1000,),))
+    decode.register(memory.regions)
+    decode.connect(stopped.link, stopped.descriptor, stopped.regions)  # which could answer nothing
+    tcp.backend.connect("decode", decode.descriptor(), memory.regions)
+    move(tcp.backend, "decode", blocks(tcp.memory, memory.regions, 100))
+    assert memory.arrays[0].sum() == tcp.memory.arrays[0][:100].sum() != 0
+    with pytest.raises(TransferError, match="NIXL refused a transfer"):
+        decode.submit(stopped.link, Batch(blocks(memory, stopped.regions, 100), 1, 1))
+    decode.disconnect(stopped.link)
+    tcp.backend.disconnect("decode")
+    decode.close()
 
 
 def test_nothing_is_read_over_a_broken_connection(tcp: World, stopped: Peer) -> None:

@@ -71,7 +71,7 @@ Place = tuple[str, int, int]
 class _Peer(Remote):
     """A remote agent that is loaded in the library."""
 
-    __slots__ = ("slow", "words")
+    __slots__ = ("greetings", "slow", "words")
     table: Table
 
     def __init__(self, name: str, table: Table) -> None:
@@ -80,6 +80,8 @@ class _Peer(Remote):
         """The transport between each kind of memory here and each kind there."""
         self.slow = False
         """Whether bytes from or to a card may be copied through the host, piece by piece."""
+        self.greetings: list[Posted[_Peer]] = []
+        """The writes that let NIXL's threads connect to it. Nobody waits for them, unless it is connected again."""
 
 
 class NixlBackend(PostingBackend[_Peer]):
@@ -117,6 +119,7 @@ class NixlBackend(PostingBackend[_Peer]):
             reason, hint = _absent(error)
             raise BackendUnavailableError(reason, hint=hint, backend=self.name) from error
         self._link = context.link
+        self._writes = context.role != "decode"
         self._require = context.require
         self._card_scratch, self._card = 0, 0
         """The address of bytes on a card that peers may overwrite, and the card; 0 if there are none."""
@@ -232,14 +235,23 @@ class NixlBackend(PostingBackend[_Peer]):
         return found.encode()
 
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
-        """Load a peer's metadata, and write a few bytes to the peer, which also connects its transports."""
+        """Load a peer's metadata, and write a few bytes to the peer, which also connects its transports.
+
+        A link of the role ``decode`` writes nothing, so its library needs nothing of the peer.
+        """
         offered = Descriptor.decode(descriptor, peer)
         table = Table(regions)
+        before = self._ledger.get(peer)
+        if before is not None:
+            self._await(before.greetings)
         with self._lock:
             agent = self._open()
             self._ledger.make_room(peer)  # NIXL repairs no connection, and does not replace one
-            self._load(agent, peer, offered)
+            if self._writes:
+                self._load(agent, peer, offered)
             self._ledger.add(_Peer(peer, table))
+        if not self._writes:
+            return
         if self._timeout:
             self._greet(peer, offered.scratch)
         words: dict[tuple[str, str], str] = {}
@@ -417,17 +429,29 @@ class NixlBackend(PostingBackend[_Peer]):
                 handle.release()
 
     def _remove(self, known: _Peer) -> None:
+        if not self._writes:
+            return
         self._agent.remove_remote_agent(known.name)
         self._threads.close_connections()
 
     def _greet(self, peer: str, scratch: int) -> None:
         """Write a few bytes that nobody reads, so that the library connects all that it has to the peer.
 
+        The threads connect beside the first requests, which are small as a rule: this waits for one write alone, which
+        goes over the connection of these.
+
         Raises:
             TransferError: The peer did not take the bytes.
         """
-        for _ in range(self._threads.greetings):
-            self._probe(peer, (DRAM, SCRATCH.ctypes.data, 0), (DRAM, scratch, 0), self._threads.blocks, GREETING)
+        here, there = (DRAM, SCRATCH.ctypes.data, 0), (DRAM, scratch, 0)
+        greetings = [
+            self._write(peer, here, there, self._threads.blocks, GREETING) for _ in range(self._threads.greetings)
+        ]
+        with self._lock:
+            known = self._ledger.get(peer)
+            if known is not None:
+                known.greetings = greetings
+        self._probe(peer, here, there, 1, GREETING)
 
     def _over_tcp(self, peer: str, near: Place, far: Place) -> bool:
         """Whether bytes to a peer use TCP. Makes a transfer, and compares it with the kernel's count of bytes over TCP.
@@ -445,22 +469,34 @@ class NixlBackend(PostingBackend[_Peer]):
         Raises:
             TransferError: The peer did not take the write.
         """
-        (here, *mine), (there, *theirs) = near, far
-        ours, others = (np.repeat(row(address, nbytes, device), rows, axis=0) for address, device in (mine, theirs))
-        deadline = time.monotonic() + self._timeout
-        try:
-            work = self._post(peer, [Part(here, ours, there, others)])
-        except TransferError as error:
-            self.disconnect(peer)
-            raise Descriptor.refused(peer, str(error.reason.cause)) from error
-        while work.outcome is None and time.monotonic() < deadline:
-            time.sleep(0.0005)
-            self.poll([work])
+        work = self._write(peer, near, far, rows, nbytes)
+        self._await([work])
         if work.outcome is None or not work.outcome.ok:
             silence = f"it did not take a first write within {self._timeout:g} s"
             cause = work.outcome.reason if work.outcome else silence
             self.disconnect(peer)
             raise Descriptor.refused(peer, cause)
+
+    def _write(self, peer: str, near: Place, far: Place, rows: int, nbytes: int) -> Posted[_Peer]:
+        """Begin to write to a peer's scratch memory.
+
+        Raises:
+            TransferError: NIXL refused the write.
+        """
+        (here, *mine), (there, *theirs) = near, far
+        ours, others = (np.repeat(row(address, nbytes, device), rows, axis=0) for address, device in (mine, theirs))
+        try:
+            return self._post(peer, [Part(here, ours, there, others)])
+        except TransferError as error:
+            self.disconnect(peer)
+            raise Descriptor.refused(peer, str(error.reason.cause)) from error
+
+    def _await(self, works: Sequence[Posted[_Peer]]) -> None:
+        """Wait until transfers have ended, for `connect_timeout` at most."""
+        deadline = time.monotonic() + self._timeout
+        while any(work.outcome is None for work in works) and time.monotonic() < deadline:
+            time.sleep(0.0005)
+            self.poll(works)
 
 
 def _absent(error: Exception) -> tuple[str, str]:

@@ -47,11 +47,14 @@ NEEDED = {
 NOT_FOUND = "cannot open shared object file"
 """What the loader says of a library that is not there."""
 
-RESOLVING = "UCX_RESOLVE_REMOTE_EP_ID"
-"""Whether UCX asks the other side for the number of its endpoint before it sends anything.
+DEFAULTS = {"UCX_RESOLVE_REMOTE_EP_ID": "off", "UCX_TCP_CONN_NB": "y"}
+"""Settings of UCX that its links get, unless the environment has others.
 
-If it does, the other side makes an endpoint, too. UCX destroys neither as long as both processes live, and NIXL does
-not force it to. So each remote agent that is removed leaves its sockets. UCX 1.23, of NIXL 1.5, asks by default.
+The first is whether UCX asks the other side for the number of its endpoint before it sends anything. If it does, the
+other side makes an endpoint, too. UCX destroys neither as long as both processes live, and NIXL does not force it to.
+So each remote agent that is removed leaves its sockets. UCX 1.23, of NIXL 1.5, asks by default.
+
+With the second, UCX does not wait for one connection over TCP before it begins the next.
 """
 
 SCRATCH = np.zeros(4096, np.uint8)
@@ -140,7 +143,7 @@ class Library:
 
     def agent(self, name: str, options: Options) -> Any:
         """An agent with its backends. Devices are open, and the progress thread runs."""
-        settings = {RESOLVING: "off"} if RESOLVING not in os.environ else {}
+        settings = {name: value for name, value in DEFAULTS.items() if name not in os.environ}
         settings.update({f"UCX_{key}": value for key, value in options.ucx.items()})
         if options.devices:
             settings["UCX_NET_DEVICES"] = ",".join(options.devices)

@@ -56,7 +56,7 @@ class Threads:
         count, fewest = (int(text) if text.isdecimal() else other for text, other in ((threads, 0), (split, usual)))
         self._any = count > 0
         self.blocks = count * fewest if self._any else 1
-        self.greetings = GREETINGS if self._any else 1
+        self.greetings = GREETINGS if self._any else 0
         self._unended: list[Any] = []
         """Transfers that have not ended. NIXL may not release them before."""
 

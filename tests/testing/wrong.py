@@ -84,6 +84,7 @@ BROKEN: dict[str, tuple[str, str]] = {
         "test_it_tells_the_transport_of_a_peer",
         "after a connect, at the prefill side: `transport` raised RuntimeError: boom",
     ),
+    "NeedsAnAnswer": ("test_a_peer_that_never_connects_is_forgotten", "this peer has never taken a batch"),
     "RefusesStrangers": ("test_disconnecting_twice_or_from_nobody_is_ignored", "KeyError: 'nobody'"),
     "SharesStaging": (
         "test_several_peers_are_served_at_once",

@@ -244,6 +244,10 @@ class Backend(ABC):
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
         """Prepare to move bytes to or from ``peer``. Called on both sides, in no particular order.
 
+        The side that moves bytes may be called long before the other, while the first messages travel, so that this
+        takes no time later. It may also be disconnected again without a call on the other side. If it raises, it is
+        called once more when the other side wants bytes.
+
         Args:
             peer: The peer's link name.
             descriptor: What its ``descriptor`` returned. It may be garbage, and must then be refused.

@@ -174,6 +174,21 @@ class RefusesStrangers(Wrong):
         super().disconnect(peer)
 
 
+class NeedsAnAnswer(Wrong):
+    """Raises where a peer is disconnected that has taken no batch."""
+
+    served: frozenset[str] = frozenset()
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        self.served |= {peer}
+        return super().submit(peer, batch)
+
+    def disconnect(self, peer: str) -> None:
+        if peer not in self.served:
+            raise TransferError("this peer has never taken a batch")
+        super().disconnect(peer)
+
+
 class OutcomeIsTrue(Wrong):
     """Says `True` where an `Outcome` has to be."""
 

@@ -44,6 +44,17 @@ class Connecting(Suite):
         sides[1].connect(sides[0])
         pair.works()
 
+    def test_a_peer_that_never_connects_is_forgotten(self, lab: Lab) -> None:
+        """A source connects to a peer that does not connect, is disconnected from it, and connects to it later.
+
+        A link of prefill connects ahead, and the other side may not need it. Let `disconnect` free what there is.
+        """
+        pair = Pair(lab.end(0).open(), lab.end(1).open())
+        pair.source.connect(pair.target)
+        pair.source.disconnect(pair.target)
+        pair.connect()
+        pair.works()
+
     def test_a_peer_can_be_forgotten_and_connected_again(self, pair: Pair) -> None:
         """After a disconnect, moves to that peer are refused; after another connect they work.
 

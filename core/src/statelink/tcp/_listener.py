@@ -185,7 +185,10 @@ class Listener:
                 self._guard(key.data, self._advance)
         now = time.monotonic()
         for pending in [pending for pending in self._pending.values() if pending.deadline <= now]:
-            self._drop(pending, "slow", "it did not authenticate in time")
+            if pending.hello is not None and pending.challenge is None:  # its side connects ahead; this one may not
+                self._drop(pending, "unknown", f"this side has not connected to {pending.hello.sender!r:.80}")
+            else:
+                self._drop(pending, "slow", "it did not authenticate in time")
         if self._accept_again is not None and self._accept_again <= now:
             self._accept_again = None
             self._selector.register(self._sock, selectors.EVENT_READ)
@@ -264,8 +267,8 @@ class Listener:
             self._selector.unregister(pending.sock)
 
     def _drop(self, pending: _Pending, kind: str, reason: str) -> None:
-        # A caller that hangs up needs no warning.
-        loud = self.dropped.note(kind) and kind not in ("closing", "ended")
+        # A caller that hangs up, or that this side does not need, is no reason for a warning.
+        loud = self.dropped.note(kind) and kind not in ("closing", "ended", "unknown")
         level, seen = logging.WARNING if loud else logging.DEBUG, self.dropped[kind]
         log.log(level, "dropped an incoming connection (%d so): %s", seen, reason)
         self._forget(pending)

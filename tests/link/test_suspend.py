@@ -197,6 +197,8 @@ def test_a_peer_that_could_not_be_connected_because_it_was_leaving(how: str, mon
     connect = TcpBackend.connect
 
     def refused(backend: TcpBackend, peer: str, *given: Any) -> None:
+        if peer.startswith("decode"):
+            return
         monkeypatch.setattr(TcpBackend, "connect", connect)
         raise TransferError("a peer cannot be connected", cause="nobody listens there", backend="tcp", peer=peer)
 

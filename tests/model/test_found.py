@@ -254,6 +254,8 @@ def test_a_decode_that_comes_back_is_served_although_a_call_about_it_was_stuck()
     world.until(lambda: not contacts)
     decode.paused = False
     world.until(lambda: ended(first, prefill, decode))
+    instances = decode.link._decode._instances._instances  # type: ignore[union-attr]
+    world.until(lambda: all(each.state is not InstanceState.READY for each in instances.values()))
     second = world.open(2, 2)
     serve(world, second)
     world.until(lambda: decode.name in contacts)

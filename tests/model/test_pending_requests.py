@@ -22,7 +22,7 @@ def test_pending_requests_are_counted() -> None:
     assert [(who, each.room) for who, each in pending.put("a", ask(3, 1600), 0.0)] == [("a", 1)]
     assert len(pending) == 3
     assert pending.get(3, "a") is not None
-    pending.forget("a")
+    pending.take("a")
     assert len(pending) == 1
     assert pending.get(3, "a") is None
     assert list(pending.of(1)) == ["b"]

@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.helpers.fakes import FakePrefill
 from tests.helpers.links import Rank, hand_over
+from tests.helpers.pools import Kv, Memory
 
-from statelink import Status
+import statelink
+from statelink import Status, wire
 from statelink.errors import RoomError, UnsupportedError
 from statelink.tcp import TcpBackend
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.registry.sites import Site
 
 pytestmark = pytest.mark.usefixtures("no_configuration")
@@ -46,6 +51,21 @@ def test_what_is_allowed(
             decode.changes(0.1)
         assert (receiving.status is not Status.FAILED) is allowed
         assert receiving.reason is None or receiving.reason.code == "peer.transport"
+
+
+def test_a_peer_that_still_connects_says_its_transport_later(tmp_path: Path) -> None:
+    pools = (Kv(layers=(0,), pages=4),)
+    config = {**TCP, "role": "decode", "require": "socket", "inspect": False}
+    fake, memory = FakePrefill(tmp_path, pools), Memory(tmp_path / "here", pools)
+    with statelink.open(config, memory.inventory("decode")) as decode:
+        receiving = decode.receive(1, fake.address, 64)
+        fake.attached(connecting=True)
+        assert fake.plan is not None
+        fake.say(wire.Attached(sender=fake.name, to=fake.peer, digest=fake.plan.digest, transport="socket"))
+        while receiving.status is Status.BOOTSTRAPPING:
+            decode.changes(0.1)
+        assert receiving.status is Status.WAITING, receiving.reason
+    fake.close()
 
 
 @pytest.mark.parametrize(("options", "transport"), [({}, "process_vm"), (SOCKETS, "socket")])
@@ -89,8 +109,10 @@ def test_another_transport_is_refused_when_a_peer_connects() -> None:
     assert "process_vm is required, and the transport is socket" in str(error)
 
 
-def test_decode_alone_may_require_and_refuses_what_nobody_knows() -> None:
-    error = refused_at_connect({}, {"require": "process_vm"})
+def test_decode_alone_may_require_and_refuses_what_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:  # prefill may know it by then
+        patch.setattr(TcpBackend, "transport", lambda self, peer: "unknown")
+        error = refused_at_connect({}, {"require": "process_vm"})
     assert error.code == "peer.transport"
     assert "process_vm is required, and the transport is unknown" in str(error)
     assert "on prefill" in error.hint

@@ -70,7 +70,7 @@ def messages() -> dict[str, wire.Message]:
             destinations=1 << 16,
             digest=b"\x01" * 16,
         ),
-        wire.Attached(**LINK, digest=b"\x01" * 16, transport="tcp"),
+        wire.Attached(**LINK, digest=b"\x01" * 16, transport="tcp", connecting=True),
         wire.Request(
             **USE,
             tokens=1 << 40,

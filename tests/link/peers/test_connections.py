@@ -59,7 +59,7 @@ def net() -> Iterator[Net]:
     assert made.setups.close(SOON)
 
 
-PEER: Any = SimpleNamespace(link="b", descriptor=b"", inventory=SimpleNamespace(regions=()))
+PEER: Any = SimpleNamespace(link="b", descriptor=b"", inventory=SimpleNamespace(regions=()), registration=0)
 
 
 def test_a_disconnect_behind_a_blocked_call_is_not_for_the_next_connection(net: Net) -> None:
@@ -88,6 +88,21 @@ def test_one_known_under_two_names_is_connected_once_and_forgotten_after_the_las
     assert net.settle() == ["connect b"]
     connections.leave(two)
     assert net.settle() == ["connect b", "disconnect b"]
+
+
+def test_one_that_registered_anew_is_connected_anew_although_the_other_role_does_not_know_it_yet(net: Net) -> None:
+    connections = net.connections
+    anew: Any = SimpleNamespace(**vars(PEER) | {"registration": 1})
+    before, now = connections.join(PEER), connections.join(anew)
+    assert now is not before
+    for each in (before, now):
+        connections.make(each)
+    connections.leave(before)
+    assert connections.join(anew) is now
+    assert net.settle() == ["connect b", "connect b"]
+    for _ in range(2):
+        connections.leave(now)
+    assert net.settle() == ["connect b", "connect b", "disconnect b"]
 
 
 def test_a_connection_that_failed_for_one_name_is_tried_again_for_the_other(net: Net) -> None:

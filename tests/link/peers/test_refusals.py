@@ -402,7 +402,8 @@ def test_a_backend_that_fails_while_it_opens(two_engines: TwoEngines) -> None:
 def test_a_backend_that_fails_to_connect(two_engines: TwoEngines, side: str, what: str) -> None:
     made = two_engines.pair(backend="faulty-tcp")
     engine = two_engines.prefill if side == "prefill" else two_engines.decode
-    engine.run("faulty_backends", "plan", "connect", what)
+    tries = 2 if side == "prefill" else 1  # prefill has tried before it was asked to
+    engine.run("faulty_backends", "plan", "connect", what, 0, tries)
     text = made.decode.receive(62, made.prefill.address, 64, deadline=20).failed()
     cause = {"refuse": "ENOBUFS", "defect": "a defect of this backend"}[what]
     assert cause in text

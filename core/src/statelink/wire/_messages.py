@@ -46,7 +46,7 @@ __all__ = [
     "Welcome",
 ]
 
-PROTOCOL = (2, 2)
+PROTOCOL = (3, 3)
 """Lowest and highest protocol version that this core speaks."""
 MAX_INDICES = 1 << 22
 """Most indices in one request, for all components together."""
@@ -183,15 +183,18 @@ class Attach(Message, frozen=True, kw_only=True):
 
 
 class Attached(Message, frozen=True, kw_only=True):
-    """The source has checked its assignment and can reach the destination.
+    """The source has checked its assignment and can reach the destination, or is about to connect to it.
 
     Attributes:
         digest: Digest of the plan that the source compiled.
         transport: The transport that carries the bytes, as its backend says.
+        connecting: Whether the source's backend still connects. It keeps requests until that has ended. Then another
+            message follows, or `Refuse`.
     """
 
     digest: Annotated[bytes, msgspec.Meta(max_length=64)]
     transport: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    connecting: bool = False
 
 
 class Unmet(msgspec.Struct, frozen=True):

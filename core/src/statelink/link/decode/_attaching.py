@@ -120,13 +120,14 @@ class Attaching:
         context.workers.run(context.workers.setups, ("peer", handshake.link), job, then, **who)
 
     def attached(self, instance: Instance, rank: PrefillRank, message: wire.Attached) -> None:
-        """A rank confirms its part."""
-        if rank.plan is None or message.digest != rank.plan.digest:
+        """A rank confirms its part. It may do so while its backend connects, and then once more after that."""
+        require = self._context.config.require
+        if rank.plan is None or message.digest != rank.plan.digest or (message.connecting and require):
             return
         transport = message.transport or UNKNOWN
         rank.transport = transport
         try:
-            check_transport(self._context.config.require, Carrier(transport), self._context.backend.name, rank.name)
+            check_transport(require, Carrier(transport), self._context.backend.name, rank.name)
         except PeerError as error:
             self._refuse(instance, error.reason)
             return

@@ -175,9 +175,13 @@ class Connections:
         self._backend = backend
 
     def join(self, handshake: Handshake) -> Connection:
-        """Become a user of the connection to a peer. The caller then submits a job that calls `make`."""
+        """Become a user of the connection to a peer. The caller then submits a job that calls `make`.
+
+        A peer that has registered its memory anew gets another connection, which takes the place of the one that this
+        link's other role may still use until it learns of that.
+        """
         connection = self._wanted.get(handshake.link)
-        if connection is None:
+        if connection is None or connection.handshake.registration < handshake.registration:
             connection = self._wanted[handshake.link] = Connection(handshake)
         connection.join()
         return connection
@@ -206,7 +210,8 @@ class Connections:
         """End a use of the connection. After the last use, the backend forgets the peer."""
         name = connection.handshake.link
         if connection.leave():
-            del self._wanted[name]
+            if self._wanted.get(name) is connection:
+                del self._wanted[name]
             self._workers.setups.submit_job(("peer", name), partial(self._end, connection))
 
     def _end(self, connection: Connection) -> None:

@@ -62,7 +62,8 @@ class DecodeRank:
         state: How far it is.
         asked: The part that it named last.
         plan: What this rank writes for it; set once it is attached and the backend reaches it.
-        connection: This side's connection to it, once it named this rank's part.
+        connection: This side's connection to it. The only rank of an instance has one from the beginning, since every
+            decode rank needs it, and others once the decode rank named their part.
         line: The pushes to it; set with the plan.
         witness: Tells whether its process has ended; ``None`` where that cannot be seen from here.
         expected: Decode ranks of its instance that ask this rank for each room; before it is attached, all of them.
@@ -161,6 +162,7 @@ class DecodeRanks:
     Args:
         context: The link's parts.
         lost: Called with a rank that was lost, and why.
+        settled: Called with a rank once it is attached or was refused.
 
     Attributes:
         refusal: The last refusal, by this link or of it; ``None`` if there was none.
@@ -168,9 +170,15 @@ class DecodeRanks:
 
     refusal: Refusal | None = None
 
-    def __init__(self, context: Context, lost: Callable[[DecodeRank, str], None]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        lost: Callable[[DecodeRank, str], None],
+        settled: Callable[[DecodeRank], None],
+    ) -> None:
         self._context = context
         self._lost = lost
+        self._settled = settled
         self._ranks: dict[str, DecodeRank] = {}
         self._given_up: dict[str, None] = {}
         """Names of ranks that this side gave up and that have not come back, the oldest first. A rank need not know."""
@@ -263,7 +271,10 @@ class DecodeRanks:
         if serves and handshake.link not in self._ranks:
             if len(self._ranks) >= MAX_PEERS:
                 return Reason("peer.many", f"this link has {MAX_PEERS} peers already", {"link": self._context.name})
-            self._ranks[handshake.link] = DecodeRank(handshake, regions, self._context.backend, self._context.now())
+            rank = DecodeRank(handshake, regions, self._context.backend, self._context.now())
+            self._ranks[handshake.link] = rank
+            if ours.inventory.ranks == 1:
+                self._connect_ahead(rank)
             if handshake.link in self._given_up:
                 # The rank may have sent its Hello before this side lost it. Then it does not know of the loss, and
                 # would never attach again. If it does know, it waits for the Welcome and ignores this message.
@@ -273,6 +284,20 @@ class DecodeRanks:
             wire.Welcome(sender=self._context.name, to=sender, handshake=self._context.announcement)
         )
         return None
+
+    def _connect_ahead(self, rank: DecodeRank) -> None:
+        """Let the backend connect while the first messages travel, and the rank's side has yet to connect."""
+        context = self._context
+        connection = rank.connection = context.connections.join(rank.handshake)
+
+        def then(_: None, reason: Reason | None) -> None:
+            if reason is not None:  # if the rank attaches, this is tried again, and then refuses the rank
+                log.debug("%s is not connected yet: %s", rank.name, reason.coded)
+
+        who = {"backend": context.backend.name, "peer": rank.name}
+        context.workers.run(
+            context.workers.setups, ("peer", rank.name), lambda: context.connections.make(connection), then, **who
+        )
 
     def _attach(self, message: wire.Attach, rank: DecodeRank) -> None:
         if rank.state is RankState.ATTACHED and rank.plan is not None and rank.plan.digest == message.digest:
@@ -284,7 +309,7 @@ class DecodeRanks:
         rank.step(RankEvent.ASSIGNED)
         context = self._context
         workers, who = context.workers, {"backend": context.backend.name, "peer": rank.name}
-        patience = FIND_OUT_SECONDS if context.config.role == "both" else 0.0
+        require, patience = context.config.require, FIND_OUT_SECONDS if context.config.role == "both" else 0.0
         connection = rank.connection
         if connection is None:
             connection = context.connections.join(rank.handshake)
@@ -308,15 +333,17 @@ class DecodeRanks:
 
         def connect() -> None:
             context.connections.make(connection)
-            carrier = known_transport(context.config.require, rank.carrier, patience)
-            check_transport(context.config.require, carrier, context.backend.name, rank.name)
+            carrier = known_transport(require, rank.carrier, patience)
+            check_transport(require, carrier, context.backend.name, rank.name)
 
         def connected(plan: PairPlan, reason: Reason | None) -> None:
             self._attached(rank, message, plan, reason)
 
-        def compiled(_: PairPlan | None, reason: Reason | None) -> None:
-            if reason is not None:
+        def compiled(plan: PairPlan | None, reason: Reason | None) -> None:
+            if plan is None:
                 self._attached(rank, message, None, reason)
+            elif rank.state is RankState.ATTACHING and rank.asked is message and not connection.made and not require:
+                self._confirm(rank, plan)  # its requests come while the backend connects
 
         workers.run(workers.setups, ("plan", rank.name), compile_part, compiled, **who)
 
@@ -351,17 +378,20 @@ class DecodeRanks:
                 log.warning("refused %s: %s", rank.name, reason.coded)
                 self._note_refusal(rank.name, reason)
                 self._context.channel.send(wire.Refuse(sender=self._context.name, to=rank.name, reason=reason))
-            return
-        rank.attach(plan, message.destinations, Line(self._context, rank.name))
-        self._confirm(rank, plan)
+        else:
+            rank.attach(plan, message.destinations, Line(self._context, rank.name))
+            self._confirm(rank, plan)
+        self._settled(rank)
 
     def _note_refusal(self, peer: str, reason: Reason) -> None:
         self.refusal = Refusal(self._context.now(), peer, reason)
 
     def _confirm(self, rank: DecodeRank, plan: PairPlan) -> None:
-        transport = rank.transport()
+        connecting = rank.state is RankState.ATTACHING
+        transport = "" if connecting else rank.transport()
+        us = self._context.name
         self._context.channel.send(
-            wire.Attached(sender=self._context.name, to=rank.name, digest=plan.digest, transport=transport)
+            wire.Attached(sender=us, to=rank.name, digest=plan.digest, transport=transport, connecting=connecting)
         )
 
     def beat(self, now: float, late: float) -> None:

@@ -105,10 +105,10 @@ class PendingRequests:
             del self._of_peer[peer], self._held[peer]
         return asked.request
 
-    def forget(self, peer: str) -> None:
-        """Drop all requests of a peer."""
-        for room in list(self._of_peer.get(peer, ())):
-            self.drop(room, peer)
+    def take(self, peer: str) -> list[Request]:
+        """Drop all requests of a peer, and return them, the oldest first."""
+        dropped = [self.drop(room, peer) for room in list(self._of_peer.get(peer, ()))]
+        return [request for request in dropped if request is not None]
 
 
 def _size(request: Request) -> int:

@@ -10,6 +10,7 @@ from statelink.backend import Side
 from statelink.errors import Reason
 from statelink.link._room_state import room_reason
 from statelink.link._status import ENDED, Status
+from statelink.link.peers import RankState
 
 from ._claims import Claims
 from ._pending import PendingRequests
@@ -58,6 +59,8 @@ class Requests:
         self._rooms = rooms
         self._uses_in_flight = uses_in_flight
         self._pending = PendingRequests(MOST_PENDING, context.config.max_pending_request_bytes)
+        self._early = PendingRequests(MOST_PENDING, context.config.max_pending_request_bytes)
+        """Requests of ranks to which the backend still connects. Nothing was looked at of them."""
         self._tombstones = Tombstones(context.now, context.config.deadline)
         self._claims = Claims(context.now, context.channel, ranks, self._pending, self._tombstones)
 
@@ -65,8 +68,10 @@ class Requests:
 
     def request(self, message: wire.Request, rank: DecodeRank) -> None:
         """Handle a rank's request."""
-        use = (rank.name, message.room, message.generation)
-        if not self._tombstones.admit(use):
+        if rank.plan is None and rank.state is RankState.ATTACHING:
+            self._put(self._early, message, rank)
+            return
+        if not self._tombstones.admit((rank.name, message.room, message.generation)):
             return  # the request is a duplicate, or came after the rank's Failed for this use: it was answered before
         if rank.plan is None:
             reason = Reason("room.unattached", "a request came before its sender was attached", {"peer": rank.name})
@@ -94,6 +99,11 @@ class Requests:
         self._keep(message, rank)
         if self._tombstones.any_given_up():
             self._doubt(message, rank)
+
+    def settled(self, rank: DecodeRank) -> None:
+        """A rank is attached, or was refused: handle its requests that came while the backend connected to it."""
+        for message in self._early.take(rank.name):
+            self.request(message, rank)
 
     def _meet(self, room: SendingState, message: wire.Request, rank: DecodeRank) -> None:
         """A rank asks for an open room that belongs to no instance yet."""
@@ -166,7 +176,8 @@ class Requests:
 
     def lost(self, rank: DecodeRank) -> None:
         """A rank was lost: drop its requests."""
-        self._pending.forget(rank.name)
+        self._pending.take(rank.name)
+        self._early.take(rank.name)
 
     def drained(self, message: wire.Failed, rank: DecodeRank) -> wire.Drained | None:
         """The answer to a rank that gave a use up; ``None`` while writes for the use may be in flight."""
@@ -189,8 +200,8 @@ class Requests:
     def load(self) -> dict[str, int]:
         """Numbers of the things that are kept for rooms that are not open here. Any thread."""
         return {
-            "pending_requests": len(self._pending),
-            "pending_request_bytes": self._pending.nbytes,
+            "pending_requests": len(self._pending) + len(self._early),
+            "pending_request_bytes": self._pending.nbytes + self._early.nbytes,
             **self._tombstones.load(),
         }
 
@@ -438,7 +449,10 @@ class Requests:
     # Small helpers.
 
     def _keep(self, message: wire.Request, rank: DecodeRank) -> None:
-        for name, request in self._pending.put(rank.name, message, self._context.now()):
+        self._put(self._pending, message, rank)
+
+    def _put(self, kept: PendingRequests, message: wire.Request, rank: DecodeRank) -> None:
+        for name, request in kept.put(rank.name, message, self._context.now()):
             reason = Reason("room.pending", "too many requests wait for prefill", {"room": str(request.room)})
             dropped = self._ranks.get(name)
             if dropped is not None:

@@ -42,7 +42,7 @@ class PrefillRole:
         self._context = context
         self._table = table
         self._rooms = Rooms(table, SendingState)
-        self._ranks = DecodeRanks(context, self._lost)
+        self._ranks = DecodeRanks(context, self._lost, lambda rank: self._requests.settled(rank))
         self._uses_in_flight = UsesInFlight()
         self._siblings = Siblings(context, self._rooms)
         self._requests = Requests(context, self._ranks, self._rooms, self._uses_in_flight)

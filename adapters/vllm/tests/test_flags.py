@@ -60,17 +60,21 @@ def test_the_tokens_are_those_of_one_server(
         given = answer(chain, first, "first")
     server.add("server", PROMPT, count, {**given, "do_remote_prefill": flags[0], "do_remote_decode": flags[1]})
     said = answer(chain, server, "server")
-    last.add("last", PROMPT, 4, said)
+    # If the server has generated an answer, what follows is the next turn: it begins with the prompt and this answer.
+    prompt = PROMPT if count == 1 else [*PROMPT, *tokens_of(PROMPT, count), 5]
+    last.add("last", prompt, 4, said)
     chain.settle()
 
     whole = kinds == ("full",)
     receives = flags[0] and role != "kv_producer"
-    sends = flags[1] and role != "kv_consumer" and (whole or (count == 1 and not receives))
+    sends = flags[1] and role != "kv_consumer" and (whole or count > 1 or not receives)
     moved = [room.link.engine for room in chain.network.rooms["receive"] if room.status is Status.SUCCEEDED]
     assert moved == [engine for engine, moves in ((server, receives), (last, sends)) if moves]
     assert ("refused" in said) == (flags[1] and not sends)
-    assert last.ended["last"].tokens == tokens_of(PROMPT, 4)
-    if whole or not sends:  # otherwise the answer has the token behind a shorter prompt, which a router drops
+    assert last.ended["last"].tokens == tokens_of(prompt, 4)
+    if (
+        whole or not sends or count > 1
+    ):  # otherwise the answer has the token behind a shorter prompt, which a router drops
         assert server.ended["server"].tokens == tokens_of(PROMPT, count)
 
 
@@ -91,7 +95,7 @@ def test_all_answers_to_a_prompt_say_that_nothing_is_sent_on(configuration: Path
 
 @pytest.mark.parametrize(
     ("kinds", "leaves", "why"),
-    [(("full",), True, "FINISHED_ABORTED"), (("recurrent", "full"), False, "'do_remote_prefill', too")],
+    [(("full",), True, "FINISHED_ABORTED"), (("recurrent", "full"), False, "it asks for 4 tokens")],
 )
 def test_decode_that_may_wait_already_hears_that_nothing_is_sent_on(
     configuration: Path, kinds: tuple[str, ...], leaves: bool, why: str

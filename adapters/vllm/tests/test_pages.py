@@ -24,7 +24,7 @@ from vllm.entrypoints.common.cli_args import make_arg_parser
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from statelink_vllm.connector import Place, Source, Wanted, answer, read_options, wanted
+from statelink_vllm.connector import Place, Prefix, Source, Wanted, answer, read_options, wanted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,7 +73,7 @@ class _StandIn(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         server: Any = self.server
         server.asked.append((self.path, self.headers["Content-Type"], body))
-        said = json.dumps({"kv_transfer_params": answer(ROOM, "prefill-0", [THERE], b"\x01")}).encode()
+        said = json.dumps({"kv_transfer_params": answer([Prefix(ROOM, 9, b"\x01")], "prefill-0", [THERE])}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(said)))
         self.end_headers()

@@ -15,7 +15,18 @@ from support.values import ANYTHING, FIELDS
 
 import statelink
 from statelink import Status, state
-from statelink_vllm.connector import Options, Place, Source, Wanted, answer, place_of, read_options, refusal, wanted
+from statelink_vllm.connector import (
+    Options,
+    Place,
+    Prefix,
+    Source,
+    Wanted,
+    answer,
+    place_of,
+    read_options,
+    refusal,
+    wanted,
+)
 
 pytestmark = pytest.mark.smoke
 
@@ -51,14 +62,15 @@ def test_nothing_is_wanted_where_nothing_is_said(said: Any, options: Options) ->
 
 def test_decode_reads_what_prefill_answers() -> None:
     room = sent().room
-    said = answer(room, "prefill-0", [HERE], b"\x01\xff")
+    said = answer([Prefix(room, 9, b"\x01\xff"), Prefix(8, 5, b"x")], "prefill-0", [HERE])
     assert said["do_remote_prefill"] is True
     made = read(json.loads(json.dumps(said)), DECODE)
-    assert made == Wanted(Source(room, (HERE,)), answered=b"\x01\xff")
+    offered = (Prefix(room, 9, b"\x01\xff"), Prefix(8, 5, b"x"))
+    assert made == Wanted(Source(room, (HERE,)), answered=b"\x01\xff", offered=offered)
 
 
 def test_an_answer_survives_a_router_that_rounds_numbers() -> None:
-    said = answer((1 << 63) - 1, "prefill-0", [HERE], b"x")
+    said = answer([Prefix((1 << 63) - 1, 9, b"x")], "prefill-0", [HERE])
     assert said["room"] == str((1 << 63) - 1)
 
 

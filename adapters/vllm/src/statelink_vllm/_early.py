@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ._messages import FromWorker, Tables, ToWorker
 
-__all__ = ["EarlyChunks"]
+__all__ = ["EarlyChunks", "stays"]
 
 log = logging.getLogger("vllm.statelink")
 
@@ -50,11 +50,12 @@ def _blocks_of_early_groups(cache: Any) -> dict[int, int]:
     return {
         number: group.kv_cache_spec.block_size
         for number, group in enumerate(cache.transfer_groups)
-        if not group.host_resident and all(_stays(spec) for spec in iter_layer_specs(group.kv_cache_spec))
+        if not group.host_resident and all(stays(spec) for spec in iter_layer_specs(group.kv_cache_spec))
     }
 
 
-def _stays(spec: Any) -> bool:
+def stays(spec: Any) -> bool:
+    """Whether layers with this specification keep the state of every token as it is once it is computed."""
     return type(spec) in (FullAttentionSpec, MLAAttentionSpec) and spec.tokens_per_state == 1 and not spec.non_causal
 
 

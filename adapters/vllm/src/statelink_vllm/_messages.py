@@ -26,7 +26,7 @@ class Address(KVConnectorHandshakeMetadata):
 
 @dataclass
 class Send:
-    """A request whose prompt is computed, and whose blocks are held until it has been sent.
+    """A request that is computed, and whose blocks are held until its state has been sent.
 
     Attributes:
         room: The id of the request between the servers.
@@ -34,6 +34,8 @@ class Send:
         tables: Its blocks; empty where there is nothing to send, and decode is only told so.
         why: Why nothing is sent.
         content: Which request it is.
+        running: Whether a step under way may still compute the last of these tokens.
+        shorter: The same for fewer of the request's first tokens. The other server takes one of all these.
     """
 
     room: int
@@ -41,6 +43,8 @@ class Send:
     tables: Tables = ()
     why: str = ""
     content: bytes = b""
+    running: bool = False
+    shorter: tuple[Send, ...] = ()
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import statelink
 from statelink.errors import ConfigError
 
-__all__ = ["ALLOWED", "WHERE", "Options", "read_options"]
+__all__ = ["ALLOWED", "LONGEST_HOLD", "WHERE", "Options", "read_options"]
 
 WHERE = "kv_connector_extra_config"
 
@@ -30,6 +30,12 @@ FILLS = {
 """How a backend of attention may fill the pages of a head. Any other way is known only to the backend itself."""
 
 
+HOLD_SECONDS = 120.0
+"""The default of the option ``hold``."""
+LONGEST_HOLD = 86400.0
+"""Most seconds for which the state of a conversation may be held."""
+
+
 class Options(NamedTuple):
     """What the operator configured.
 
@@ -38,12 +44,14 @@ class Options(NamedTuple):
         allow: Words of `ALLOWED`.
         model: The model's identity, which both sides must state alike; by default taken from the model's shape.
         pages: By vLLM's name of a backend of attention, a word of `FILLS`.
+        hold: Seconds for which the state of a conversation is held for its next turn, if a router does not say.
     """
 
     link: statelink.LinkConfig
     allow: frozenset[str]
     model: str
     pages: Mapping[str, str]
+    hold: float = HOLD_SECONDS
 
     @property
     def addressed_by_name(self) -> bool:
@@ -74,23 +82,25 @@ def read_options(kv_role: str | None, given: Mapping[str, Any] | None) -> Option
     return Options(statelink.LinkConfig.read({"backend": "auto", **keys, "role": ROLES[kv_role]}), *_own(own))
 
 
-def _own(own: Any) -> tuple[frozenset[str], str, Mapping[str, str]]:
-    if not isinstance(own, Mapping) or not set(own) <= {"allow", "model", "pages"}:
+def _own(own: Any) -> tuple[frozenset[str], str, Mapping[str, str], float]:
+    if not isinstance(own, Mapping) or not set(own) <= {"allow", "model", "pages", "hold"}:
         raise ConfigError(
             f"the table {OWN_TABLE!r} of {WHERE} has wrong keys",
             cause=f"got {own!r:.80}",
-            hint="it may have 'allow', a list of words, 'model', a text, and 'pages', a table of words",
+            hint="it may have 'allow', a list of words, 'model', a text, 'pages', a table, and 'hold', a number",
             code="config.key",
         )
     allow, model, pages = own.get("allow", []), own.get("model", ""), own.get("pages", {})
+    hold = own.get("hold", HOLD_SECONDS)
     words = isinstance(allow, list) and set(map(str, allow)) <= set(ALLOWED)
     filled = isinstance(pages, Mapping) and set(map(str, pages.values())) <= set(FILLS)
-    if not words or not filled or not isinstance(model, str):
+    seconds = isinstance(hold, (int, float)) and not isinstance(hold, bool) and 0 < hold <= LONGEST_HOLD
+    if not words or not filled or not isinstance(model, str) or not seconds:
         raise ConfigError(
             f"the table {OWN_TABLE!r} of {WHERE} has a wrong value",
             cause=f"got {own!r:.80}",
             hint=f"'allow' is a list of {', '.join(ALLOWED)}; 'model' is a text; 'pages' says of each backend of "
-            f"attention one of {', '.join(FILLS)}",
+            f"attention one of {', '.join(FILLS)}; 'hold' is a number of seconds up to {LONGEST_HOLD:g}",
             code="config.type",
         )
-    return frozenset(allow), model, dict(pages)
+    return frozenset(allow), model, dict(pages), float(hold)

@@ -15,11 +15,13 @@ from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ._options import LONGEST_HOLD
+
 if TYPE_CHECKING:
     from ._options import Options
     from ._places import Place
 
-__all__ = ["LONGEST_ID", "Source", "Wanted", "answer", "failure", "refusal", "wanted"]
+__all__ = ["LONGEST_ID", "Prefix", "Source", "Wanted", "answer", "failure", "fresh_room", "refusal", "wanted"]
 
 ADDRESS = re.compile(
     r"tcp://(?P<host>[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}(?:%[A-Za-z0-9._-]{1,32})?\])"
@@ -33,10 +35,27 @@ LONGEST_NAME = 256
 """Most characters of the name of an instance."""
 LONGEST_ID = 1024
 """Most characters of a ``transfer_id``."""
+MOST_TOKENS = 1 << 32
+MOST_PREFIXES = 16
+"""Most shorter prefixes that an answer may offer. Each is compared with the request."""
 DIGITS = re.compile(r"[0-9]{1,20}")
 CONTENT = re.compile(r"(?:[0-9a-fA-F]{2}){1,64}")
 IN_LIST = "it is not the first of a list of prompts, and vLLM has one 'kv_transfer_params' for the whole list"
 IN_ANSWERS = "it is not the first of several answers to one prompt ('n'), and the first one receives the state"
+
+
+class Prefix(NamedTuple):
+    """First tokens of a request, for which a server has state.
+
+    Attributes:
+        room: The id under which this state is sent.
+        tokens: How many tokens these are.
+        content: Which tokens, and what else decides their state.
+    """
+
+    room: int
+    tokens: int
+    content: bytes
 
 
 class Source(NamedTuple):
@@ -57,9 +76,14 @@ class Wanted(NamedTuple):
     Attributes:
         source: Where its state comes from; ``None`` if nothing is received.
         answered: Which request prefill's answer was for; empty if a router passed no such answer on.
+        offered: The prefixes for which the other server has state, the longest first; empty if it did not say.
+        tokens: For how many of the request's first tokens state comes; 0 for all of its prompt that can be used.
         room: The id under which its state goes to decode; 0 if nothing is sent.
         known: Whether decode may know the id before this server answers.
         another: Whether another answer to the same prompt sends the state, under the same id.
+        several: Whether there are other answers to the same prompt. Then its state alone is sent.
+        hold: For how many seconds the state is kept for a turn of the conversation to come; 0 if it is not asked for.
+        cut: Whether the last tokens of the prompt were left out.
         not_received: Why nothing is received, although the request wants it; empty otherwise.
         not_sent: The same for what is sent.
         usual: Whether both are as vLLM's own interface has it, and nobody made a mistake.
@@ -67,9 +91,14 @@ class Wanted(NamedTuple):
 
     source: Source | None = None
     answered: bytes = b""
+    offered: tuple[Prefix, ...] = ()
+    tokens: int = 0
     room: int = 0
     known: bool = False
     another: bool = False
+    several: bool = False
+    hold: float = 0.0
+    cut: bool = False
     not_received: str = ""
     not_sent: str = ""
     usual: bool = False
@@ -107,16 +136,28 @@ def wanted(params: Any, place: Place, options: Options, secret: bytes) -> Wanted
     return made
 
 
-def answer(room: int, engine_id: str, addresses: Sequence[str], content: bytes) -> dict[str, Any]:
-    """What prefill answers, and a serial router hands to decode. The room is text: JSON may round large numbers."""
-    return {
+def answer(prefixes: Sequence[Prefix], engine_id: str, addresses: Sequence[str]) -> dict[str, Any]:
+    """What a server answers that sends state, and a serial router hands to the next one.
+
+    Args:
+        prefixes: For which of the request's first tokens it has state, the longest first.
+        engine_id: The name of this instance.
+        addresses: Addresses of the links of all its ranks.
+    """
+    longest, *shorter = map(_offer, prefixes)
+    made = {
         "do_remote_prefill": True,
         "do_remote_decode": False,
         "remote_engine_id": engine_id,
-        "room": str(room),
         "peer": list(addresses),
-        "content": content.hex(),
+        **longest,
     }
+    return {**made, "prefixes": shorter} if shorter else made
+
+
+def _offer(prefix: Prefix) -> dict[str, Any]:
+    # The room is text: JSON may round large numbers.
+    return {"room": str(prefix.room), "tokens": prefix.tokens, "content": prefix.content.hex()}
 
 
 def refusal(why: str) -> dict[str, Any]:
@@ -141,22 +182,66 @@ def _receiving(made: Wanted, params: Mapping[str, Any], place: Place, options: O
         return made._replace(not_received=IN_LIST, usual=True)
     if place.answer:
         return made._replace(not_received=IN_ANSWERS, usual=True)
-    return made._replace(source=Source(room, peer), answered=answered)
+    return made._replace(source=Source(room, peer), answered=answered, offered=_offered(params, room, answered))
 
 
 def _sending(made: Wanted, params: Mapping[str, Any], place: Place, options: Options, secret: bytes) -> Wanted:
     if options.link.role == "decode":
         raise ValueError("they have 'do_remote_decode', and a server with the kv_role 'kv_consumer' sends nothing")
+    made = made._replace(hold=_hold(params, options))
     transfer = _transfer(params)
-    if transfer:
-        return made._replace(room=_shared(transfer, place), known=True, another=place.answer > 0)
+    shared = _shared(transfer, place) if transfer else 0
+    # Under the id of the router's, a server that also receives may receive.
+    if shared and (made.source is None or made.source.room != shared):
+        return made._replace(room=shared, known=True, another=place.answer > 0, several=place.several)
     if place.prompt:
         return made._replace(not_sent=IN_LIST, usual=True)
     if not place.several:
-        return made._replace(room=secrets.randbelow((1 << 63) - 1) + 1)
+        return made._replace(room=fresh_room())
     # vLLM answers with what the last of them said, so all of them say the same.
     room = _number(hashlib.blake2b(place.name.encode(errors="surrogatepass"), key=secret, digest_size=8))
-    return made._replace(room=room, known=True, another=place.answer > 0)
+    return made._replace(room=room, known=True, another=place.answer > 0, several=True)
+
+
+def fresh_room() -> int:
+    """An id that no client can guess."""
+    return secrets.randbelow((1 << 63) - 1) + 1
+
+
+def _offered(params: Mapping[str, Any], room: int, content: bytes) -> tuple[Prefix, ...]:
+    """What the answer of another server offers; nothing if it does not say of how many tokens it has state."""
+    if params.get("tokens") is None or not content:
+        return ()
+    shorter = params.get("prefixes")
+    if shorter is None:
+        shorter = ()
+    if not isinstance(shorter, (list, tuple)) or len(shorter) > MOST_PREFIXES:
+        raise ValueError(f"their 'prefixes' is {_shown(shorter)}, and no list of at most {MOST_PREFIXES} objects")
+    made = [Prefix(room, _tokens(params), content)]
+    for each in shorter:
+        if not isinstance(each, Mapping) or each.get("room") is None:
+            raise ValueError(f"their 'prefixes' has {_shown(each)}, and no object with 'room', 'tokens' and 'content'")
+        made.append(Prefix(_number_of_room(each["room"]), _tokens(each), _content(each)))
+    return tuple(sorted(made, key=lambda each: -each.tokens))
+
+
+def _hold(params: Mapping[str, Any], options: Options) -> float:
+    """For how many seconds a router wants the state to be kept."""
+    given = params.get("hold")
+    if given is None or isinstance(given, bool):
+        return options.hold if given else 0.0
+    if not isinstance(given, (int, float)) or not 0 < given <= LONGEST_HOLD:
+        raise ValueError(
+            f"their 'hold' is {_shown(given)}, and neither true nor false nor seconds up to {LONGEST_HOLD:g}"
+        )
+    return float(given)
+
+
+def _tokens(params: Mapping[str, Any]) -> int:
+    given = params.get("tokens")
+    if not isinstance(given, int) or isinstance(given, bool) or not 0 < given < MOST_TOKENS:
+        raise ValueError(f"their 'tokens' is {_shown(given)}, and no whole number above 0 and below 2^32")
+    return given
 
 
 def _flag(params: Mapping[str, Any], key: str) -> bool:
@@ -198,6 +283,10 @@ def _room(params: Mapping[str, Any], place: Place) -> int:
         if not transfer:
             raise ValueError("they have neither a 'room' nor a 'transfer_id'")
         return _shared(transfer, place)
+    return _number_of_room(given)
+
+
+def _number_of_room(given: Any) -> int:
     number = given
     if isinstance(given, str) and DIGITS.fullmatch(given):
         number = int(given)

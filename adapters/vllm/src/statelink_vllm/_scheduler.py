@@ -16,13 +16,14 @@ from vllm.v1.request import RequestStatus
 from statelink.errors import ConfigError
 
 from ._admission import Admission, blocks_needed
-from ._content import content_of_request
+from ._content import content_of_request, ids_of_request
 from ._held import HeldBlocks
 from ._leases import Leases
 from ._messages import Address, FromWorker, Receive, Send, Tables, ToWorker
 from ._misdirected import Misdirected
-from ._params import Source, Wanted, answer, failure, refusal, wanted
+from ._params import Prefix, Source, Wanted, answer, failure, fresh_room, refusal, wanted
 from ._places import place_of
+from ._prefixes import Prefixes, longest_of
 from ._repeats import Repeats
 from ._retries import Retries
 from ._unclaimed import Unclaimed
@@ -99,6 +100,7 @@ class SchedulerSide:
         self.retries = Retries()
         self._repeats = Repeats()
         self._admission = Admission(beyond)
+        self._prefixes = Prefixes(cache, left_out, drafts=beyond > 0)
         self._unclaimed = Unclaimed()
         self._looked_at: Any = None
         """The request that vLLM looked at last in this step, if it has got no blocks."""
@@ -158,18 +160,48 @@ class SchedulerSide:
         if asks.room and at_once and not asks.another and asks.source is None:
             self.early.watch(request, asks.room)
 
+    def _choose(self, request: Any, asks: Wanted) -> Wanted:
+        """Choose what is received of the prefixes that another server offers."""
+        count = request.num_prompt_tokens
+        whole = self.tokens(count) if count > self._left_out else 0
+        found = None
+        if asks.room and self._left_out and not self._goes_on(request, asks):
+            # Its own last tokens are left out, too, and of what is left one has to be computed here.
+            found = longest_of(asks.offered, request, whole - self._left_out)
+        found = found or longest_of(asks.offered, request, whole)
+        if found is not None:
+            source = Source(found.room, asks.source.peer)  # type: ignore[union-attr]
+            return asks._replace(source=source, answered=found.content, tokens=found.tokens)
+        longest = asks.offered[0]
+        if longest.tokens == self.tokens(count):  # a mistake of the router's: see `Receive.for_another`
+            return asks
+        self._misdirected.add(request.request_id, asks.source, longest.tokens)  # type: ignore[arg-type]
+        why = f"the other server has state for {longest.tokens} tokens, and for none with which this prompt begins"
+        return asks._replace(source=None, answered=b"", not_received=why, usual=True)
+
+    def _goes_on(self, request: Any, asks: Wanted) -> bool:
+        """Whether a request generates more than the token that a router asks of prefill, and drops."""
+        return bool(request.max_tokens > 1 or asks.hold)
+
     def _cut_end(self, request: Any, asks: Wanted) -> str:
         """Leave out the last tokens of a prompt whose state is sent. Returns why that cannot be; empty if it is done.
 
         Its client gets the token behind the ones that are left. So this is only for a router, which asks prefill for
-        one token and drops it. One that goes on here has to have the whole prompt.
+        one token and drops it. One that goes on here has to have the whole prompt, and its state is sent at its end.
         """
         left_out = self._left_out
+        if self._goes_on(request, asks):
+            if asks.known or asks.several:
+                return (
+                    f"it asks for {request.max_tokens} tokens, and {KINDS} then has no state of its prompt at its end"
+                )
+            return self._prefixes.refusal
+        received = asks.source is not None and (
+            not asks.tokens or asks.tokens > request.num_prompt_tokens - 2 * left_out
+        )
         # Of several answers, one receives. The others say the same as that one.
-        if asks.source is not None or (asks.another and asks.usual):
+        if received or (asks.another and asks.usual):
             return f"they have 'do_remote_prefill', too, and {KINDS} keeps no state that it could send on"
-        if request.max_tokens > 1:
-            return f"it asks for {request.max_tokens} tokens, and {KINDS} sends only if asked for one ('max_tokens')"
         # A request with logprobs of its prompt loads nothing on decode, which computes all of it. Embeddings have no
         # token that could be left out.
         whole = request.prompt_token_ids is None or request.get_skip_reading_prefix_cache()
@@ -184,14 +216,19 @@ class SchedulerSide:
         """Read what a request wants, and say what of it is not done."""
         name, given = request.request_id, request.kv_transfer_params
         asks = self._wanted[name] = wanted(given, place_of(request), self._options, self._secret)
+        if asks.source is not None and asks.offered:
+            asks = self._wanted[name] = self._choose(request, asks)
         level, because = (logging.INFO, "") if asks.usual else (logging.WARNING, "kv_transfer_params are no use: ")
         if asks.not_received:
             log.log(level, "request %s is computed here: %s%s", name, because, asks.not_received)
         if asks.not_sent:
             log.log(level, "the state of request %s is not sent: %s%s", name, because, asks.not_sent)
         if asks.room and self._left_out:
+            count = request.num_prompt_tokens
             why = self._cut_end(request, asks)
-            if why:
+            if not why:
+                asks = self._wanted[name] = asks._replace(cut=request.num_prompt_tokens < count)
+            else:
                 self._refuse(request, asks, self.tokens(request.num_prompt_tokens), why)
                 asks = self._wanted[name] = asks._replace(room=0, not_sent=why)
         if asks.room and not asks.another and (given.get("transfer_id") is None or given.get("once") is True):
@@ -218,13 +255,16 @@ class SchedulerSide:
         self._looked_at = request
         if self._source(request) is None:
             return 0, False
-        count = self.tokens(request.num_prompt_tokens) - computed
-        if self._left_out and request.num_prompt_tokens <= self._left_out:
+        asks = self._wanted[request.request_id]
+        count = self._received_tokens(request, asks) - computed
+        if not asks.tokens and self._left_out and request.num_prompt_tokens <= self._left_out:
             count = 0
         if count <= 0:
             return 0, False
         # With nothing left out, all that is left to compute has its blocks.
-        if self._left_out and not self._admission.fits(request, computed, computed + count):
+        if (self._left_out or asks.tokens < request.num_prompt_tokens) and not self._admission.fits(
+            request, computed, computed + count
+        ):
             return None, False
         return count, True
 
@@ -235,7 +275,8 @@ class SchedulerSide:
         if source is None:
             self._admission.end(request.request_id)
             return
-        name, tokens = request.request_id, self.tokens(request.num_prompt_tokens)
+        name = request.request_id
+        tokens = self._received_tokens(request, self._wanted[name])
         if external > 0:
             self._admission.begin(request)
             tables = self._cache.select_transfer_block_ids(blocks.get_block_ids())
@@ -258,12 +299,16 @@ class SchedulerSide:
 
     def _decline(self, request: Any, source: Source, asks: Wanted, why: str) -> None:
         """Tell prefill that a request needs no state. The room of another request is not this one's to decline."""
-        name, tokens = request.request_id, self.tokens(request.num_prompt_tokens)
+        name, tokens = request.request_id, self._received_tokens(request, asks)
         if asks.answered in (b"", content_of_request(request, tokens)):
             self._next.receive[name] = Receive(*source, tokens, why=why)
             self._misdirected.drop(source.room)
         else:
             self._misdirected.add(name, source, tokens)
+
+    def _received_tokens(self, request: Any, asks: Wanted) -> int:
+        """For how many of a request's first tokens state comes."""
+        return asks.tokens or self.tokens(request.num_prompt_tokens)
 
     def _source(self, request: Any) -> Source | None:
         """Where the state of a request comes from, if it is to be received and was not yet."""
@@ -313,18 +358,38 @@ class SchedulerSide:
         why = failure(request.kv_transfer_params)
         if not why and (request.status not in COMPUTED or request.num_computed_tokens < tokens):
             why = f"prefill did not compute the prompt: {request.status.name}"
+        if not why and self._left_out and not asks.cut and request.num_computed_tokens > request.num_tokens:
+            why = "more was computed than its tokens"
         if why:
             self._refuse(request, asks, tokens, why)
             return False, refusal(why)
-        content = content or content_of_request(request, tokens)
+        moved = self._cache.select_transfer_block_ids(tables)
+        lengths = [tokens] if asks.cut or asks.several else self._prefixes.of(request)
+        if asks.known:  # decode may wait for the prompt alone
+            lengths.sort(key=lambda each: each != tokens)
+        ids = ids_of_request(request)
+        content = content or content_of_request(request, tokens, ids)
+        sends = [
+            Send(
+                fresh_room() if place else asks.room,
+                length,
+                moved,
+                content=content if length == tokens else content_of_request(request, length, ids),
+                running=request.num_in_flight_tokens > 0,
+            )
+            for place, length in enumerate(lengths)
+        ]
         if not asks.another:
-            moved = self._cache.select_transfer_block_ids(tables)
-            self._next.send[name] = Send(asks.room, tokens, moved, content=content)
+            sends[0].shorter = tuple(sends[1:])
+            self._next.send[name] = sends[0]
             self._unclaimed.add(name, tables)
             repeated = self._repeats.computed(name, content)
             if repeated:
                 self._next.repeated.add(repeated)
-        return not asks.another, answer(asks.room, self._engine_id, self._addresses, content)
+        offered = sorted(
+            (Prefix(each.room, each.tokens, each.content) for each in sends), key=lambda each: -each.tokens
+        )
+        return not asks.another, answer(offered, self._engine_id, self._addresses)
 
     def _refuse(self, request: Any, asks: Wanted, tokens: int, why: str) -> None:
         """Say that the state of a request is not sent, also to a decode that may be waiting already."""

@@ -15,12 +15,13 @@ import statelink
 from statelink import Status
 from statelink.errors import RoomError, StatelinkError
 
-from ._chunks import EarlyRooms
+from ._chunks import EarlyRoom, EarlyRooms
 from ._messages import FromWorker, Receive, Send, Tables, ToWorker
+from ._offers import ENDED, Offer
 from ._stats import TransferStats, declined
 
 if TYPE_CHECKING:
-    from statelink import Link, LinkConfig, Room, Sending
+    from statelink import Link, LinkConfig, Room
     from statelink.state import Inventory
 
     from ._inventory import Group
@@ -30,7 +31,6 @@ __all__ = ["Results", "WorkerSide"]
 
 log = logging.getLogger("vllm.statelink")
 
-ENDED = (Status.SUCCEEDED, Status.FAILED)
 ABORT_SECONDS = 10.0
 """Most seconds that the end of a room is waited for which was given up. The link's own thread ends it, at once."""
 REST_SECONDS = 3e-3
@@ -85,7 +85,8 @@ class WorkerSide:
         self._leftovers = leftovers
         self._deadline = config.deadline
         self._early = EarlyRooms(self.link, groups, config.deadline, ready, number)
-        self._sending: dict[str, Sending] = {}
+        self._ready = ready
+        self._sending: dict[str, Offer] = {}
         self._receiving: dict[str, Room] = {}
         self._items_of: dict[str, Mapping[str, Any]] = {}
         self._unquiet: dict[str, Room] = {}
@@ -133,7 +134,9 @@ class WorkerSide:
                 # Where there is nothing to send, the room may have ended already, and decode then knows.
                 level = logging.WARNING if send.tables else logging.DEBUG
                 log.log(level, "the state of request %s cannot be sent: %s", name, error.reason.coded)
-                if send.tables and name not in self._sending:
+                offer = self._sending.get(name)
+                if send.tables and (offer is None or not offer.rooms):
+                    self._sending.pop(name, None)
                     self._results.sent.add(name)
         for name, receive in step.receive.items():
             try:
@@ -165,17 +168,17 @@ class WorkerSide:
             except StatelinkError as error:
                 log.warning("prefill is not asked to keep request %s: %s", name, error.reason.coded)
         for name in step.repeated:
-            sending = self._sending.get(name)
-            if sending is not None:  # a decode that has claimed it has got this answer, and not the other one
-                sending.abort_unclaimed("a router sent the request again")
+            offer = self._sending.get(name)
+            if offer is not None:  # a decode that has claimed it has got this answer, and not the other one
+                offer.abort_unclaimed("a router sent the request again")
         for name, cause in step.unclaimed.items():
-            sending = self._sending.get(name)
-            if sending is None:  # it has just ended
+            offer = self._sending.get(name)
+            if offer is None:  # it has just ended
                 continue
-            if sending.claimed:
+            if offer.claimed:
                 self._said.claimed.add(name)
             elif cause:
-                sending.abort_unclaimed(cause)
+                offer.abort_unclaimed(cause)
         self._results.received.update(step.again)
         for name in step.abort:
             room = self._receiving.get(name)
@@ -184,14 +187,23 @@ class WorkerSide:
 
     def _send(self, name: str, job: Send) -> None:
         early = self._early.close(name)
-        room = self.link.send(job.room, job.tokens, content=job.content or None) if early is None else early.room
-        if not job.tables:
-            room.abort(job.why)
+        if early is not None and not job.tables:
+            early.room.abort(job.why)
             return
-        self._sending[name] = room
+        if not job.tables:
+            self.link.send(job.room, job.tokens, content=job.content or None).abort(job.why)
+            return
+        offer = self._sending[name] = Offer([])
+        ready = self._ready() if job.running else None
+        for each in (job, *job.shorter):
+            self._offer(offer, each, early if each is job else None, ready)
+
+    def _offer(self, offer: Offer, job: Send, early: EarlyRoom | None, ready: Any) -> None:
+        room = self.link.send(job.room, job.tokens, content=job.content or None) if early is None else early.room
+        offer.rooms.append(room)
         try:
             if early is None:
-                room.push(self._items(job.tables, job.tokens, 0))
+                room.push(self._items(job.tables, job.tokens, 0), ready=ready)
             else:
                 room.extend(self._deadline)  # as long as that of a room that is opened now
                 self._early.finish(early, job)
@@ -238,11 +250,11 @@ class WorkerSide:
         rooms = self._receiving.values()
         if self._idle and rooms and not any(made) and not any(room.status in ENDED for room in rooms):
             next(iter(rooms)).wait(REST_SECONDS, quiesced=True)
-        for name, sending in list(self._sending.items()):
-            if sending.status in ENDED and sending.quiesced:
+        for name, offer in list(self._sending.items()):
+            if offer.over:
                 del self._sending[name]
                 made.sent.add(name)
-                self._over("sent", name, sending)
+                self._over("sent", name, offer.taken)
         for name, room in list(self._receiving.items()):
             if room.status is Status.SUCCEEDED and room.quiesced:
                 made.received.add(name)

@@ -14,7 +14,7 @@ from ._leftovers import Leftovers
 from ._limits import check_server
 from ._messages import Address, Chunk, FromWorker, Keep, Open, Receive, Send, ToWorker
 from ._options import ALLOWED, Options, read_options
-from ._params import Source, Wanted, answer, refusal, wanted
+from ._params import Prefix, Source, Wanted, answer, refusal, wanted
 from ._places import Place, place_of
 from ._seam import SEAM
 from ._stats import PromMetrics, TransferStats
@@ -36,6 +36,7 @@ __all__ = [
     "Open",
     "Options",
     "Place",
+    "Prefix",
     "PromMetrics",
     "Receive",
     "Send",

@@ -1,0 +1,53 @@
+"""The rooms under which a worker offers the state of one request: one for each of the lengths that its answer names.
+
+The other server takes one of them. All read the same blocks, so the request's blocks are held until nothing reads them
+for any room.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from statelink import Status
+
+if TYPE_CHECKING:
+    from statelink import Sending
+
+__all__ = ["ENDED", "Offer"]
+
+ENDED = (Status.SUCCEEDED, Status.FAILED)
+
+
+class Offer:
+    """The rooms of one request. Runs on a worker's main thread.
+
+    Attributes:
+        rooms: They, the one that the answer names first at the front.
+    """
+
+    def __init__(self, rooms: list[Sending]) -> None:
+        self.rooms = rooms
+
+    @property
+    def over(self) -> bool:
+        """Whether all have ended, and nothing reads the blocks. When one has ended, the others are given up."""
+        ended = [room for room in self.rooms if room.status in ENDED]
+        if ended and len(ended) < len(self.rooms):
+            self.abort_unclaimed("the other server has taken another length of it, or none")
+        return len(ended) == len(self.rooms) and all(room.quiesced for room in self.rooms)
+
+    @property
+    def claimed(self) -> bool:
+        """Whether the other server has said a word of it."""
+        return any(room.claimed for room in self.rooms)
+
+    def abort_unclaimed(self, why: str) -> None:
+        """Give up the rooms of which the other server has not said a word."""
+        for room in self.rooms:
+            if room.status not in ENDED:
+                room.abort_unclaimed(why)
+
+    @property
+    def taken(self) -> Sending:
+        """Of rooms that are over, the one that says how it went: that which was taken, or the first."""
+        return next((room for room in self.rooms if room.status is Status.SUCCEEDED), self.rooms[0])

@@ -18,6 +18,10 @@ pytestmark = pytest.mark.smoke
 
 KINDS = [("full",), ("window", "full"), ("chunk", "full"), ("recurrent", "full"), ("full", "window", "recurrent")]
 PROMPT = [7 * n % 61 for n in range(10)]
+HOLD_SECONDS = 120.0
+STEPS = 3
+"""Steps after which what follows from the end of a request has happened."""
+ENDED = (Status.SUCCEEDED, Status.FAILED)
 BOTH = {"do_remote_prefill": True, "do_remote_decode": True}
 
 
@@ -25,7 +29,7 @@ class Talk:
     """A conversation over a prefill and a decode engine."""
 
     def __init__(self, model: Path, kinds: tuple[str, ...], **more: Any) -> None:
-        self.pair = SimulatedPair(model, [Side(kinds, 4, 90, **more)] * 3)
+        self.pair = SimulatedPair(model, [Side(kinds, 4, **{"blocks": 90, **more})] * 3)
         self.prefill, self.decode, self.other = self.pair.engines
         self.count = 0
 
@@ -34,8 +38,10 @@ class Talk:
         self.count += 1
         name = f"r{self.count}"
         engine.add(name, prompt, count, params)
+        since = 0
         for _ in range(60):
-            if name in engine.ended:
+            since += name in engine.ended
+            if since > STEPS:
                 return engine.ended[name].tokens, engine.ended[name].params or {}
             for each in self.pair.engines:
                 each.step()
@@ -43,6 +49,9 @@ class Talk:
             while honest := [happen for kind, happen in events if kind not in ("fail", "give up")]:
                 honest[0]()
                 events = self.pair.network.events(kind=True)
+            for room in self.pair.network.rooms["send"]:
+                if room.given_up and room.status not in ENDED:
+                    room.end(room.given_up)
         raise AssertionError(f"{name} has not ended")
 
     def turn(self, prompt: list[int], count: int, back: Any = None) -> tuple[list[int], Any]:
@@ -103,3 +112,65 @@ def test_another_history_goes_on_from_its_longest_equal_beginning(
     tokens, _ = talk.ask(talk.other, other, 4, {**back, "do_remote_prefill": True})
     assert tokens == tokens_of(other, 4)
     assert talk.received(talk.other) == ([found] if found else [])
+
+
+def held(talk: Talk) -> list[int]:
+    """The rooms under which decode holds state, the answers' first ones alone."""
+    return [room.room for room in talk.pair.network.rooms["send"] if room.status not in ENDED and not room.given_up]
+
+
+def test_a_router_extends_what_is_held_and_lets_it_go(configuration: Path) -> None:
+    talk = Talk(configuration, ("recurrent", "full"))
+    _, back = talk.turn(PROMPT, 5)
+    (room,) = [each for each in talk.pair.network.rooms["send"] if each.room == int(back["room"])]
+    assert room.deadline == HOLD_SECONDS
+    for seconds in (300, 7.5, True):
+        _, said = talk.ask(talk.decode, [5], 1, {"extend": back["room"], "hold": seconds})
+        assert said["held"] == room.deadline == (HOLD_SECONDS if seconds is True else seconds)
+    _, said = talk.ask(talk.decode, [5], 1, {"extend": "77"})
+    assert "no state is held" in said["refused"]
+    talk.ask(talk.decode, [5], 1, {"extend": back["room"], "hold": 0})
+    assert not held(talk)
+    talk.pair.settle()
+
+
+def test_a_request_that_runs_gets_the_blocks_of_held_turns_before_any_is_preempted(configuration: Path) -> None:
+    """The oldest goes first, and no more go than it takes."""
+    talk = Talk(configuration, ("full",), blocks=24)
+    rooms = [int(talk.turn(PROMPT[number:], 3)[1]["room"]) for number in range(3)]
+    assert {*rooms} <= {*held(talk)}
+    talk.decode.add("other", [59] * 5, 29, None)
+    tokens, _ = talk.ask(talk.decode, [60] * 5, 31, None)
+    assert tokens == tokens_of([60] * 5, 31)
+    assert talk.decode.ended["other"].tokens == tokens_of([59] * 5, 29)
+    assert not talk.decode.preempted
+    left = held(talk)
+    assert rooms[0] not in left
+    assert rooms[-1] in left
+    talk.pair.settle()
+
+
+def test_a_request_that_waits_gets_the_blocks_of_held_turns(configuration: Path) -> None:
+    talk = Talk(configuration, ("full",), blocks=18)
+    for number in range(3):
+        talk.turn(PROMPT[number:], 3)
+    tokens, _ = talk.ask(talk.decode, [60] * 36, 2, None)
+    assert tokens == tokens_of([60] * 36, 2)
+    talk.pair.settle()
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids="-".join)
+def test_a_router_that_knows_vllms_own_fields_is_served(configuration: Path, kinds: tuple[str, ...]) -> None:
+    """It hands what each server answers to the other one, as it is."""
+    talk = Talk(configuration, kinds, every=True)
+    history, said = PROMPT, dict(PREFILL)
+    for count in (3, 1, 4):
+        _, said = talk.ask(talk.prefill, history, 1, said)
+        tokens, said = talk.ask(talk.decode, history, count, said)
+        assert tokens == tokens_of(history, count)
+        history = [*history, *tokens, 5, 6]
+        assert said["do_remote_decode"] is True
+        assert said["do_remote_prefill"] is False
+        assert said["remote_num_tokens"] == len(history) - 3
+    assert talk.received(talk.prefill) == [12, 15]
+    talk.pair.settle()

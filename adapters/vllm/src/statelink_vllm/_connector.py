@@ -178,6 +178,10 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
         """See `SchedulerSide.busy`."""
         return self.scheduler_side.busy
 
+    def has_pending_block_frees(self) -> bool:
+        """See `Unclaimed.give_way`. vLLM asks this before it preempts a request that runs."""
+        return self.scheduler_side.give_way()
+
     def reset_cache(self) -> bool | None:
         """See `SchedulerSide.reset`."""
         self.scheduler_side.reset()

@@ -36,6 +36,7 @@ class Send:
         content: Which request it is.
         running: Whether a step under way may still compute the last of these tokens.
         shorter: The same for fewer of the request's first tokens. The other server takes one of all these.
+        hold: For how many seconds the state is held for a turn of the conversation to come; 0 if it is for decode.
     """
 
     room: int
@@ -45,6 +46,7 @@ class Send:
     content: bytes = b""
     running: bool = False
     shorter: tuple[Send, ...] = ()
+    hold: float = 0.0
 
 
 @dataclass
@@ -138,6 +140,7 @@ class ToWorker(KVConnectorMetadata):
         abort: Requests that are received and were given up.
         repeated: Requests that a router has sent again, and whose state nobody will ask for.
         keep: Requests that will be received later.
+        extend: Requests that are held for a turn to come, and for how many seconds more; 0: no longer.
         again: Requests whose state has not come, and which the worker has to report to vLLM in this step.
         open: Requests of which parts may be sent before their end.
         chunks: Such parts.
@@ -153,6 +156,7 @@ class ToWorker(KVConnectorMetadata):
     abort: set[str] = field(default_factory=set)
     repeated: set[str] = field(default_factory=set)
     keep: dict[str, Keep] = field(default_factory=dict)
+    extend: dict[str, float] = field(default_factory=dict)
     again: set[str] = field(default_factory=set)
     open: dict[str, Open] = field(default_factory=dict)
     chunks: dict[str, Chunk] = field(default_factory=dict)
@@ -164,7 +168,7 @@ class ToWorker(KVConnectorMetadata):
     def __bool__(self) -> bool:
         """Whether a worker has anything to do."""
         early = self.open or self.chunks or self.withdraw
-        own = self.send or self.receive or self.abort or self.repeated or self.keep or self.again
+        own = self.send or self.receive or self.abort or self.repeated or self.keep or self.extend or self.again
         return bool(own or self.addresses or early or self.unclaimed)
 
 

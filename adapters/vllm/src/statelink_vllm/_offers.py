@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ENDED", "Offer"]
 
+NOBODY = ("room.deadline", "room.unclaimed", "room.declined")
+"""The codes with which a room ends that nobody has asked for."""
 ENDED = (Status.SUCCEEDED, Status.FAILED)
 
 
@@ -23,10 +25,12 @@ class Offer:
 
     Attributes:
         rooms: They, the one that the answer names first at the front.
+        held: Whether they are for a turn of a conversation that may never come.
     """
 
-    def __init__(self, rooms: list[Sending]) -> None:
-        self.rooms = rooms
+    def __init__(self, *, held: bool) -> None:
+        self.rooms: list[Sending] = []
+        self.held = held
 
     @property
     def over(self) -> bool:
@@ -46,6 +50,20 @@ class Offer:
         for room in self.rooms:
             if room.status not in ENDED:
                 room.abort_unclaimed(why)
+
+    def extend(self, seconds: float) -> None:
+        """Hold it for so long from now, or no longer, if that is 0. Does nothing if it is claimed."""
+        if seconds:
+            for room in self.rooms:
+                room.extend(seconds)
+        else:
+            self.abort_unclaimed("a router let it go")
+
+    @property
+    def unwanted(self) -> bool:
+        """Whether it was held, is over, and nobody has asked for it: the conversation did not go on here."""
+        reason = self.taken.reason
+        return self.held and reason is not None and reason.code in NOBODY
 
     @property
     def taken(self) -> Sending:

@@ -15,6 +15,9 @@ WHERE = "kv_connector_extra_config"
 OWN_TABLE = "vllm"
 """The key of the adapter's own options; every other key is one of the link's."""
 
+EVERY = "bidirectional_kv_xfer"
+"""The key with which vLLM's own connector for NIXL holds the state of each conversation."""
+
 SET_HERE = ("role", "siblings")
 """Keys of a link that follow from vLLM's own options."""
 
@@ -45,6 +48,7 @@ class Options(NamedTuple):
         model: The model's identity, which both sides must state alike; by default taken from the model's shape.
         pages: By vLLM's name of a backend of attention, a word of `FILLS`.
         hold: Seconds for which the state of a conversation is held for its next turn, if a router does not say.
+        every: Whether the state of each conversation is held, without a router's wish.
     """
 
     link: statelink.LinkConfig
@@ -52,6 +56,7 @@ class Options(NamedTuple):
     model: str
     pages: Mapping[str, str]
     hold: float = HOLD_SECONDS
+    every: bool = False
 
     @property
     def addressed_by_name(self) -> bool:
@@ -79,7 +84,16 @@ def read_options(kv_role: str | None, given: Mapping[str, Any] | None) -> Option
                 hint="leave it out",
                 code="config.key",
             )
-    return Options(statelink.LinkConfig.read({"backend": "auto", **keys, "role": ROLES[kv_role]}), *_own(own))
+    every = keys.pop(EVERY, False)
+    if not isinstance(every, bool) or (every and kv_role != "kv_both"):
+        raise ConfigError(
+            f"{WHERE} has {EVERY!r}: {every!r:.80}",
+            cause="true or false is expected, and true only with the kv_role 'kv_both'",
+            hint="a server that holds the state of conversations receives and sends",
+            code="config.type",
+        )
+    link = statelink.LinkConfig.read({"backend": "auto", **keys, "role": ROLES[kv_role]})
+    return Options(link, *_own(own), every)
 
 
 def _own(own: Any) -> tuple[frozenset[str], str, Mapping[str, str], float]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ._options import Options
     from ._places import Place
 
-__all__ = ["LONGEST_ID", "Prefix", "Source", "Wanted", "answer", "failure", "fresh_room", "refusal", "wanted"]
+__all__ = ["LONGEST_ID", "Prefix", "Source", "Wanted", "answer", "failure", "fresh_room", "held", "refusal", "wanted"]
 
 ADDRESS = re.compile(
     r"tcp://(?P<host>[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}(?:%[A-Za-z0-9._-]{1,32})?\])"
@@ -83,6 +83,8 @@ class Wanted(NamedTuple):
         another: Whether another answer to the same prompt sends the state, under the same id.
         several: Whether there are other answers to the same prompt. Then its state alone is sent.
         hold: For how many seconds the state is kept for a turn of the conversation to come; 0 if it is not asked for.
+        extend: The room of a held state that is to be held for so long from now; 0 if it asks for nothing of the kind.
+        as_vllm: Whether the answer has the form of vLLM's own connector, for a router that knows that one.
         cut: Whether the last tokens of the prompt were left out.
         not_received: Why nothing is received, although the request wants it; empty otherwise.
         not_sent: The same for what is sent.
@@ -98,6 +100,8 @@ class Wanted(NamedTuple):
     another: bool = False
     several: bool = False
     hold: float = 0.0
+    extend: int = 0
+    as_vllm: bool = False
     cut: bool = False
     not_received: str = ""
     not_sent: str = ""
@@ -120,14 +124,21 @@ def wanted(params: Any, place: Place, options: Options, secret: bytes) -> Wanted
         return Wanted(not_received=why, not_sent=why)
     made = Wanted()
     try:
+        if params.get("extend") is not None:
+            hold = options.hold if params.get("hold") is None else _hold(params, options)
+            return made._replace(extend=_number_of_room(params["extend"], "extend"), hold=hold)
         sends, receives = _flag(params, "do_remote_decode"), _flag(params, "do_remote_prefill")
     except ValueError as error:
         return Wanted(not_received=str(error), not_sent=str(error))
+    # vLLM's own connector answers so for a turn to come: prefill sends, and has a count of tokens to receive, too.
+    receives = receives or (sends and params.get("remote_num_tokens") is not None)
     if receives:
         try:
             made = _receiving(made, params, place, options)
         except ValueError as error:
             made = made._replace(not_received=str(error))
+        if options.every and not sends and made.source is not None and not place.several:
+            made = made._replace(room=fresh_room(), hold=options.hold, as_vllm=True)
     if sends:
         try:
             made = _sending(made, params, place, options, secret)
@@ -136,28 +147,38 @@ def wanted(params: Any, place: Place, options: Options, secret: bytes) -> Wanted
     return made
 
 
-def answer(prefixes: Sequence[Prefix], engine_id: str, addresses: Sequence[str]) -> dict[str, Any]:
+def answer(
+    prefixes: Sequence[Prefix], engine_id: str, addresses: Sequence[str], *, as_vllm: bool = False
+) -> dict[str, Any]:
     """What a server answers that sends state, and a serial router hands to the next one.
 
     Args:
         prefixes: For which of the request's first tokens it has state, the longest first.
         engine_id: The name of this instance.
         addresses: Addresses of the links of all its ranks.
+        as_vllm: Whether it is for prefill in a turn to come, in the form of vLLM's own connector.
     """
     longest, *shorter = map(_offer, prefixes)
-    made = {
-        "do_remote_prefill": True,
-        "do_remote_decode": False,
+    made: dict[str, Any] = {
+        "do_remote_prefill": not as_vllm,
+        "do_remote_decode": as_vllm,
         "remote_engine_id": engine_id,
         "peer": list(addresses),
         **longest,
     }
+    if as_vllm:
+        made["remote_num_tokens"] = made["tokens"]
     return {**made, "prefixes": shorter} if shorter else made
 
 
 def _offer(prefix: Prefix) -> dict[str, Any]:
     # The room is text: JSON may round large numbers.
     return {"room": str(prefix.room), "tokens": prefix.tokens, "content": prefix.content.hex()}
+
+
+def held(seconds: float) -> dict[str, Any]:
+    """What a server answers that has been asked to hold a state for longer, or no longer."""
+    return {"do_remote_prefill": False, "do_remote_decode": False, "held": seconds}
 
 
 def refusal(why: str) -> dict[str, Any]:
@@ -230,7 +251,7 @@ def _hold(params: Mapping[str, Any], options: Options) -> float:
     given = params.get("hold")
     if given is None or isinstance(given, bool):
         return options.hold if given else 0.0
-    if not isinstance(given, (int, float)) or not 0 < given <= LONGEST_HOLD:
+    if not isinstance(given, (int, float)) or not 0 <= given <= LONGEST_HOLD:
         raise ValueError(
             f"their 'hold' is {_shown(given)}, and neither true nor false nor seconds up to {LONGEST_HOLD:g}"
         )
@@ -286,12 +307,12 @@ def _room(params: Mapping[str, Any], place: Place) -> int:
     return _number_of_room(given)
 
 
-def _number_of_room(given: Any) -> int:
+def _number_of_room(given: Any, key: str = "room") -> int:
     number = given
     if isinstance(given, str) and DIGITS.fullmatch(given):
         number = int(given)
     if not isinstance(number, int) or isinstance(number, bool) or not 0 < number < 1 << 64:
-        raise ValueError(f"their 'room' is {_shown(given)}, and no whole number above 0 and below 2^64")
+        raise ValueError(f"their {key!r} is {_shown(given)}, and no whole number above 0 and below 2^64")
     return number
 
 

@@ -21,10 +21,11 @@ from ._held import HeldBlocks
 from ._leases import Leases
 from ._messages import Address, FromWorker, Receive, Send, Tables, ToWorker
 from ._misdirected import Misdirected
-from ._params import Prefix, Source, Wanted, answer, failure, fresh_room, refusal, wanted
+from ._params import Prefix, Source, Wanted, answer, failure, fresh_room, held, refusal, wanted
 from ._places import place_of
 from ._prefixes import Prefixes, longest_of
 from ._repeats import Repeats
+from ._rest import rest
 from ._retries import Retries
 from ._unclaimed import Unclaimed
 
@@ -90,7 +91,11 @@ class SchedulerSide:
         self._addresses: tuple[str, ...] = ()
         self._wanted: dict[str, Wanted] = {}
         """What each request wants that came with ``kv_transfer_params``, until it ends. A source is taken once."""
+        self._unfinished: set[str] = set()
+        """All requests that have not ended, by vLLM's id."""
         self._leases = Leases(options.link.deadline)
+        self._turns: dict[int, str] = {}
+        """The rooms whose state is held for a turn to come, and the request of each."""
         self._misdirected = Misdirected()
         self._loading: dict[str, _Loading] = {}
         self._lacking: dict[str, set[int]] = {}
@@ -150,6 +155,7 @@ class SchedulerSide:
         decode has to compute them from the state.
         """
         name = request.request_id
+        self._unfinished.add(name)
         if request.kv_transfer_params is not None and name not in self._wanted:
             self._read(request)
         asks = self._wanted.get(name, NOTHING)
@@ -216,6 +222,12 @@ class SchedulerSide:
         """Read what a request wants, and say what of it is not done."""
         name, given = request.request_id, request.kv_transfer_params
         asks = self._wanted[name] = wanted(given, place_of(request), self._options, self._secret)
+        if asks.extend:
+            turn = self._turns.get(asks.extend)
+            if turn is None:
+                asks = self._wanted[name] = asks._replace(extend=0, not_sent="no state is held under their 'extend'")
+            else:
+                self._next.extend[turn] = asks.hold
         if asks.source is not None and asks.offered:
             asks = self._wanted[name] = self._choose(request, asks)
         level, because = (logging.INFO, "") if asks.usual else (logging.WARNING, "kv_transfer_params are no use: ")
@@ -334,6 +346,7 @@ class SchedulerSide:
 
     def _end(self, request: Any, tables: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
         name = request.request_id
+        self._unfinished.discard(name)
         asks = self._wanted.get(name, NOTHING)
         source = self._taken(request)
         self._wanted.pop(name, None)
@@ -347,6 +360,8 @@ class SchedulerSide:
             self._next.again.add(name)
         if given_up:  # the workers know, and have told decode
             return False, refusal(given_up)
+        if asks.extend:
+            return False, held(asks.hold)
         if asks.room:
             return self._send(request, tables, asks, content)
         return False, refusal(asks.not_sent) if asks.not_sent else None
@@ -376,20 +391,22 @@ class SchedulerSide:
                 moved,
                 content=content if length == tokens else content_of_request(request, length, ids),
                 running=request.num_in_flight_tokens > 0,
+                hold=asks.hold,
             )
             for place, length in enumerate(lengths)
         ]
         if not asks.another:
             sends[0].shorter = tuple(sends[1:])
             self._next.send[name] = sends[0]
-            self._unclaimed.add(name, tables)
+            self._unclaimed.add(name, tables, turn=asks.hold > 0)
+            self._turns.update((each.room, name) for each in sends if asks.hold)
             repeated = self._repeats.computed(name, content)
             if repeated:
                 self._next.repeated.add(repeated)
         offered = sorted(
             (Prefix(each.room, each.tokens, each.content) for each in sends), key=lambda each: -each.tokens
         )
-        return not asks.another, answer(offered, self._engine_id, self._addresses)
+        return not asks.another, answer(offered, self._engine_id, self._addresses, as_vllm=asks.as_vllm)
 
     def _refuse(self, request: Any, asks: Wanted, tokens: int, why: str) -> None:
         """Say that the state of a request is not sent, also to a decode that may be waiting already."""
@@ -416,6 +433,8 @@ class SchedulerSide:
         self._next.unclaimed = self._unclaimed.choose(self._short())
         self._next.keep = self._leases.take()
         made, self._next = self._next, ToWorker()
+        if not made and not self._unfinished and not output.finished_req_ids:
+            rest(awaited=self._awaited)
         return made
 
     def _short(self) -> int:
@@ -442,6 +461,7 @@ class SchedulerSide:
         for name in output.finished_sending or ():
             self._repeats.ended(name)
             self._unclaimed.ended(name)
+            self._turns = {room: turn for room, turn in self._turns.items() if turn != name}
         received = set(output.finished_recving or ())
         for name in sorted(received & self._loading.keys()):
             if self._received(name, failed=name in output.failed_recving):
@@ -467,9 +487,13 @@ class SchedulerSide:
     @property
     def settled(self) -> bool:
         """Whether nothing is left of any request."""
-        nothing = not (self.busy or self._wanted or self._leases or self._loading or self._lacking)
+        nothing = not (self.busy or self._unfinished or self._wanted or self._leases or self._loading or self._lacking)
         idle = not self._admission and not self._repeats and not self._unclaimed
         return nothing and idle and self.early.settled
+
+    def give_way(self) -> bool:
+        """See `Unclaimed.give_way`."""
+        return self._unclaimed.give_way()
 
     @property
     def busy(self) -> bool:

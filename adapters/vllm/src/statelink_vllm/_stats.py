@@ -42,13 +42,13 @@ class TransferStats(KVConnectorStats):
         """Set all counts back to zero."""
         self.data = {"seconds": [], "bytes": [], "declined": 0, "failed": {}}
 
-    def record(self, room: Room) -> None:
-        """Take a room that has ended."""
+    def record(self, room: Room, *, unwanted: bool = False) -> None:
+        """Take a room that has ended, and whether nobody wanted its state."""
         if room.status is Status.SUCCEEDED:
             report = room.report
             self.data["seconds"].append(report.transferred)
             self.data["bytes"].append(sum(moved.nbytes for moved in report.moved.values()))
-        elif declined(room):
+        elif unwanted or declined(room):
             self.data["declined"] += 1
         else:
             code = "unknown" if room.reason is None else room.reason.code

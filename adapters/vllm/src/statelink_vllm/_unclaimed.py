@@ -25,8 +25,10 @@ LATE_SECONDS = 5.0
 """After so long without a word of decode, a request is late. More than twice the pause of `Leases`."""
 LATE_SHARE = 0.25
 """The part of the blocks that late requests may hold. The others serve requests that run, and the prefix cache."""
+TURN_SHARE = 0.5
+"""The same for turns of conversations."""
 LOOK_SECONDS = 1.0
-"""Least seconds between two looks at that share, which count blocks one by one."""
+"""Least seconds between two looks at these shares, which count blocks one by one."""
 LOG_SECONDS = 10.0
 """Least seconds between two lines of the log."""
 HINT = (
@@ -44,12 +46,14 @@ class _Held(NamedTuple):
         blocks: Its blocks.
         asked: Whether the ranks were asked about it since then.
         why: Why the ranks were told to give it up; empty if they were not, or if decode has said a word of it.
+        turn: Whether it was held for a turn to come. That none comes is no mistake.
     """
 
     since: float
     blocks: frozenset[int]
     asked: bool = False
     why: str = ""
+    turn: bool = False
 
 
 class Unclaimed:
@@ -63,6 +67,10 @@ class Unclaimed:
         self._pool: Any = None
         self._held: dict[str, _Held] = {}
         """In the order of ``since``."""
+        self._turns: dict[str, _Held] = {}
+        """Those that are held for a turn of a conversation to come, the oldest first. They are late at once."""
+        self._pressed = False
+        """Whether a request that runs lacked a block in this step."""
         self._look = 0.0
         """When the share is looked at again."""
         self._count = 0
@@ -74,14 +82,24 @@ class Unclaimed:
         """Take vLLM's pool of blocks."""
         self._pool = pool
 
-    def add(self, name: str, tables: Iterable[Iterable[int]]) -> None:
-        """The state of a request begins to be held, in these blocks."""
-        self._held[name] = _Held(time.monotonic(), frozenset(block for table in tables for block in table if block))
+    def add(self, name: str, tables: Iterable[Iterable[int]], *, turn: bool = False) -> None:
+        """The state of a request begins to be held, in these blocks; with ``turn``, for a turn to come."""
+        held = self._turns if turn else self._held
+        held[name] = _Held(time.monotonic(), frozenset(block for table in tables for block in table if block))
+
+    def give_way(self) -> bool:
+        """A request that runs lacks a block. Returns whether blocks come back, so that none has to be preempted.
+
+        Called before `choose`, in the same step.
+        """
+        self._pressed = bool(self._turns) or any(each.why for each in self._held.values())
+        return self._pressed
 
     def ended(self, name: str) -> None:
         """The state of a request is not held any more."""
+        self._turns.pop(name, None)
         each = self._held.pop(name, None)
-        if each is None or not each.why:
+        if each is None or not each.why or each.turn:
             return
         self._count += 1
         now = time.monotonic()
@@ -97,7 +115,7 @@ class Unclaimed:
     def claimed(self, names: Iterable[str]) -> None:
         """Decode has said a word of these requests. They are asked about again later, since a decode may be lost."""
         for name in names:
-            each = self._held.pop(name, None)
+            each = self._held.pop(name, None) or self._turns.pop(name, None)
             if each is not None:
                 self._held[name] = _Held(time.monotonic(), each.blocks)
 
@@ -110,22 +128,26 @@ class Unclaimed:
         now = time.monotonic()
         silent = dict(itertools.takewhile(lambda item: item[1].since + ASK_SECONDS <= now, self._held.items()))
         late = {name: each for name, each in silent.items() if each.asked and each.since + LATE_SECONDS <= now}
+        short, self._pressed = max(short, int(self._pressed)), False
         chosen: dict[str, str] = {}
-        if late and now >= self._look:
+        if (late or self._turns) and now >= self._look:
             self._look = now + LOOK_SECONDS
-            chosen = self._beyond_share(late)
+            chosen = self._beyond_share(late, LATE_SHARE) | self._beyond_share(self._turns, TURN_SHARE)
+        late |= self._turns
         if late and short > 0:
             chosen |= self._for_another(late, short, chosen)
         for name, why in chosen.items():
-            self._held[name] = _Held(now, self._held.pop(name).blocks, why=why)
+            turn = name in self._turns
+            each = self._turns.pop(name) if turn else self._held.pop(name)
+            self._held[name] = _Held(now, each.blocks, why=why, turn=turn)
         for name, each in silent.items():
             if not each.asked:  # after a pause without steps it is late only when the ranks had time to answer
                 self._held[name], chosen[name] = _Held(now - ASK_SECONDS, each.blocks, asked=True), ""
         return chosen
 
-    def _beyond_share(self, late: Mapping[str, _Held]) -> dict[str, str]:
-        """Late requests, so that the others hold no more than their share."""
-        most = int(LATE_SHARE * self._pool.num_gpu_blocks)
+    def _beyond_share(self, late: Mapping[str, _Held], share: float) -> dict[str, str]:
+        """Such requests, so that the others of them hold no more than their share."""
+        most = int(share * self._pool.num_gpu_blocks)
         if sum(len(each.blocks) for each in late.values()) <= most:  # some may be shared, and count more than once
             return {}
         holders = Counter(block for each in late.values() for block in each.blocks)
@@ -160,4 +182,4 @@ class Unclaimed:
 
     def __bool__(self) -> bool:
         """Whether the state of any request is held."""
-        return bool(self._held)
+        return bool(self._held or self._turns)

@@ -167,6 +167,10 @@ class WorkerSide:
                 self.link.keep(keep.room, keep.peer, keep.seconds)
             except StatelinkError as error:
                 log.warning("prefill is not asked to keep request %s: %s", name, error.reason.coded)
+        for name, seconds in step.extend.items():
+            offer = self._sending.get(name)
+            if offer is not None:
+                offer.extend(seconds)
         for name in step.repeated:
             offer = self._sending.get(name)
             if offer is not None:  # a decode that has claimed it has got this answer, and not the other one
@@ -193,19 +197,22 @@ class WorkerSide:
         if not job.tables:
             self.link.send(job.room, job.tokens, content=job.content or None).abort(job.why)
             return
-        offer = self._sending[name] = Offer([])
+        offer = self._sending[name] = Offer(held=job.hold > 0)
         ready = self._ready() if job.running else None
         for each in (job, *job.shorter):
             self._offer(offer, each, early if each is job else None, ready)
 
     def _offer(self, offer: Offer, job: Send, early: EarlyRoom | None, ready: Any) -> None:
-        room = self.link.send(job.room, job.tokens, content=job.content or None) if early is None else early.room
+        if early is None:
+            room = self.link.send(job.room, job.tokens, deadline=job.hold or None, content=job.content or None)
+        else:
+            room = early.room
         offer.rooms.append(room)
         try:
             if early is None:
                 room.push(self._items(job.tables, job.tokens, 0), ready=ready)
             else:
-                room.extend(self._deadline)  # as long as that of a room that is opened now
+                room.extend(job.hold or self._deadline)  # as long as that of a room that is opened now
                 self._early.finish(early, job)
         except StatelinkError as error:
             room.abort(f"prefill cannot push: {error}")
@@ -243,18 +250,18 @@ class WorkerSide:
     def results(self) -> Results:
         """What has ended since the last call. Each request is named once.
 
-        In a step that is idle, this waits up to `REST_SECONDS` for the oldest request that is received, if nothing has
-        ended.
+        In a step that is idle, this waits up to `REST_SECONDS` for the oldest request that is received, or else sent,
+        if nothing has ended.
         """
         made, self._results = self._results, Results(set(), set(), set())
-        rooms = self._receiving.values()
+        rooms = self._receiving.values() or [room for offer in self._sending.values() for room in offer.rooms]
         if self._idle and rooms and not any(made) and not any(room.status in ENDED for room in rooms):
             next(iter(rooms)).wait(REST_SECONDS, quiesced=True)
         for name, offer in list(self._sending.items()):
             if offer.over:
                 del self._sending[name]
                 made.sent.add(name)
-                self._over("sent", name, offer.taken)
+                self._over("sent", name, offer.taken, unwanted=offer.unwanted)
         for name, room in list(self._receiving.items()):
             if room.status is Status.SUCCEEDED and room.quiesced:
                 made.received.add(name)
@@ -298,11 +305,12 @@ class WorkerSide:
         made, self._stats = self._stats, TransferStats()
         return None if made.is_empty() else made
 
-    def _over(self, what: str, name: str, room: Room) -> None:
-        self._stats.record(room)
+    def _over(self, what: str, name: str, room: Room, *, unwanted: bool = False) -> None:
+        unwanted = unwanted or declined(room)
+        self._stats.record(room, unwanted=unwanted)
         if room.status is Status.SUCCEEDED:
             log.debug("%s request %s: %s", what, name, room.report)
-        elif declined(room):
+        elif unwanted:
             log.info("request %s was not %s: %s", name, what, room.reason)
         elif what == "sent" and room.reason is not None and room.reason.code == "room.unclaimed":
             log.debug(

@@ -66,6 +66,7 @@ class Side(NamedTuple):
         known: Whether links are found by configured names.
         urgency: Whether some requests are more urgent than others. Then there is no prefix cache: vLLM keeps a block
             for other requests that was not computed, where a request is preempted in the step that gave it the block.
+        every: Whether decode holds the state of every conversation.
         eager: Whether a request begins although there are no blocks for all of its prompt.
     """
 
@@ -79,6 +80,7 @@ class Side(NamedTuple):
     known: bool = False
     urgency: bool = False
     eager: bool = False
+    every: bool = False
 
 
 class Ended(NamedTuple):
@@ -423,6 +425,8 @@ def _cache(side: Side) -> KVCacheConfig:
 def _config(name: str, model: Path, side: Side) -> VllmConfig:
     # With so short a deadline, each step asks prefill to keep the state of what waits. Rooms here have no deadline.
     given: dict[str, Any] = {"backend": "tcp", "deadline": 1e-6}
+    if side.every:
+        given["bidirectional_kv_xfer"] = True
     if side.known:
         given["peers"] = {each: ["tcp://127.0.0.1:1"] for each in ("one", "other")}
     moved = transfer(given, side.policy, kv_role=side.role, engine_id=name)

@@ -107,6 +107,8 @@ class SimulatedRoom:
         """Whether the last part was named."""
         self._settled = 0
         self.given_up = ""
+        self.deadline: float | None = None
+        """Seconds that the engine gave it last."""
         self.left: dict[SimulatedRoom, list[Part]] = {}
         """For each room of prefill that writes to this one, what it has not written."""
         self.nbytes: dict[str, int] = {}
@@ -201,6 +203,7 @@ class SimulatedRoom:
 
     def extend(self, seconds: float) -> None:
         assert seconds > 0
+        self.deadline = seconds
 
     def abort(self, why: str = "") -> None:
         if self.status not in ENDED:
@@ -235,8 +238,12 @@ class SimulatedLink:
         self.address = f"tcp://127.0.0.1:{len(network.links) + 1}"
         network.links.append(self)
 
-    def send(self, room: int, tokens: int, *, content: bytes | None = None) -> SimulatedRoom:
-        return self.network.add("send", SimulatedRoom(self, room, tokens, content=content))
+    def send(
+        self, room: int, tokens: int, *, deadline: float | None = None, content: bytes | None = None
+    ) -> SimulatedRoom:
+        made = self.network.add("send", SimulatedRoom(self, room, tokens, content=content))
+        made.deadline = deadline
+        return made
 
     def receive(
         self,

@@ -18,6 +18,7 @@ ASYNC = "vllm.v1.engine.async_llm"
 CLIENT = "vllm.v1.engine.core_client"
 METRICS = "vllm.distributed.kv_transfer.kv_connector.v1.metrics"
 
+CORE = "vllm.v1.engine.core"
 MIDDLEWARE = "statelink_vllm._at_once"
 
 # fmt: off
@@ -182,6 +183,9 @@ SERVER_ATTRIBUTES: dict[str, str] = {
 }
 """Attributes of an API server's objects that the middleware reads."""
 
+CORE_ATTRIBUTES: dict[str, str] = {f"{CORE}:EngineCoreProc": "input_queue engines_running"}
+"""Attributes of an engine core that a step reads which has nothing to do."""
+
 RELEASES: dict[str, dict[str, str | None]] = {
     "0.33": {},
     "0.32": {
@@ -215,6 +219,7 @@ SEAM = Seam(
         Table(Kind.PARAMETERS, CALLS),
         Table(Kind.PARAMETERS, SERVER_CALLS, MIDDLEWARE),
         Table(Kind.ATTRIBUTES, SERVER_ATTRIBUTES, MIDDLEWARE),
+        Table(Kind.ATTRIBUTES, CORE_ATTRIBUTES, CORE),
     ),
     releases=RELEASES,
 )

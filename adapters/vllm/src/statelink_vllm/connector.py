@@ -16,6 +16,7 @@ from ._messages import Address, Chunk, FromWorker, Keep, Open, Receive, Send, To
 from ._options import ALLOWED, Options, read_options
 from ._params import Prefix, Source, Wanted, answer, refusal, wanted
 from ._places import Place, place_of
+from ._rest import rest
 from ._seam import SEAM
 from ._stats import PromMetrics, TransferStats
 from ._unclaimed import Unclaimed
@@ -54,5 +55,6 @@ __all__ = [
     "place_of",
     "read_options",
     "refusal",
+    "rest",
     "wanted",
 ]

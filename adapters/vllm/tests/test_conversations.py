@@ -61,6 +61,15 @@ class Talk:
         assert tokens == tokens_of(prompt, count)
         return [*prompt, *tokens], said
 
+    def asked(self, prompt: list[int], count: int) -> list[int]:
+        """One turn of a router that asks decode for what it has of the prompt. Decode holds nothing between turns."""
+        _, said = self.ask(self.decode, prompt, 1, {**PREFILL, "cached": True})
+        _, said = self.ask(self.prefill, prompt, 1, {**said, "do_remote_decode": True})
+        tokens, said = self.ask(self.decode, prompt, count, said)
+        assert tokens == tokens_of(prompt, count)
+        assert not said
+        return [*prompt, *tokens]
+
     def received(self, engine: SimulatedEngine) -> list[int]:
         """For how many tokens state has come to an engine, request by request."""
         rooms = self.pair.network.rooms["receive"]
@@ -112,6 +121,19 @@ def test_another_history_goes_on_from_its_longest_equal_beginning(
     tokens, _ = talk.ask(talk.other, other, 4, {**back, "do_remote_prefill": True})
     assert tokens == tokens_of(other, 4)
     assert talk.received(talk.other) == ([found] if found else [])
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids="-".join)
+def test_decode_that_is_asked_sends_what_its_cache_has(configuration: Path, kinds: tuple[str, ...]) -> None:
+    """Whole blocks, and the token behind them, which it computes. A history may differ from what decode has."""
+    talk = Talk(configuration, kinds)
+    history = talk.asked(PROMPT, 8)
+    assert not talk.received(talk.prefill)
+    history = talk.asked([*history, 5, 6], 3)
+    assert not any(room.status not in ENDED for room in talk.pair.network.rooms["send"])
+    talk.asked([*history[:14], 60, 59, 58], 2)
+    assert talk.received(talk.prefill) == [17, 13]
+    talk.pair.settle()
 
 
 def held(talk: Talk) -> list[int]:

@@ -83,6 +83,7 @@ class Wanted(NamedTuple):
         another: Whether another answer to the same prompt sends the state, under the same id.
         several: Whether there are other answers to the same prompt. Then its state alone is sent.
         hold: For how many seconds the state is kept for a turn of the conversation to come; 0 if it is not asked for.
+        cached: Whether state is sent only for as much of the prompt as this server's own cache has.
         extend: The room of a held state that is to be held for so long from now; 0 if it asks for nothing of the kind.
         as_vllm: Whether the answer has the form of vLLM's own connector, for a router that knows that one.
         cut: Whether the last tokens of the prompt were left out.
@@ -100,6 +101,7 @@ class Wanted(NamedTuple):
     another: bool = False
     several: bool = False
     hold: float = 0.0
+    cached: bool = False
     extend: int = 0
     as_vllm: bool = False
     cut: bool = False
@@ -209,7 +211,7 @@ def _receiving(made: Wanted, params: Mapping[str, Any], place: Place, options: O
 def _sending(made: Wanted, params: Mapping[str, Any], place: Place, options: Options, secret: bytes) -> Wanted:
     if options.link.role == "decode":
         raise ValueError("they have 'do_remote_decode', and a server with the kv_role 'kv_consumer' sends nothing")
-    made = made._replace(hold=_hold(params, options))
+    made = made._replace(hold=_hold(params, options), cached=_flag(params, "cached"))
     transfer = _transfer(params)
     shared = _shared(transfer, place) if transfer else 0
     # Under the id of the router's, a server that also receives may receive.

@@ -186,8 +186,18 @@ class SchedulerSide:
         return asks._replace(source=None, answered=b"", not_received=why, usual=True)
 
     def _goes_on(self, request: Any, asks: Wanted) -> bool:
-        """Whether a request generates more than the token that a router asks of prefill, and drops."""
-        return bool(request.max_tokens > 1 or asks.hold)
+        """Whether a request's state is that of its end, and not of a prompt whose last token decode computes."""
+        return bool(request.max_tokens > 1 or asks.hold or asks.cached)
+
+    def _cut_to_cache(self, request: Any, asks: Wanted) -> str:
+        """Leave of a prompt what this server's cache has, and a token to compute. Returns why nothing is sent of it."""
+        if request.max_tokens > 1 or asks.several or asks.source is not None or request.prompt_token_ids is None:
+            return "with 'cached' it may ask for one token, and one answer, and receive nothing"
+        found = self._manager.get_computed_blocks(request)[1]
+        del request.prompt_token_ids[found + 1 :]
+        del request._all_token_ids[found + 1 :]
+        request.num_prompt_tokens = found + 1
+        return "" if found else "this server's cache has nothing of its prompt"
 
     def _cut_end(self, request: Any, asks: Wanted) -> str:
         """Leave out the last tokens of a prompt whose state is sent. Returns why that cannot be; empty if it is done.
@@ -235,6 +245,11 @@ class SchedulerSide:
             log.log(level, "request %s is computed here: %s%s", name, because, asks.not_received)
         if asks.not_sent:
             log.log(level, "the state of request %s is not sent: %s%s", name, because, asks.not_sent)
+        if asks.room and asks.cached:
+            why = self._cut_to_cache(request, asks)
+            if why:
+                log.info("the state of request %s is not sent: %s", name, why)
+                asks = self._wanted[name] = asks._replace(room=0, not_sent=why)
         if asks.room and self._left_out:
             count = request.num_prompt_tokens
             why = self._cut_end(request, asks)

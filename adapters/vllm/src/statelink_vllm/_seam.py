@@ -149,6 +149,7 @@ CALLS: dict[str, str] = {
     "vllm.v1.core.block_pool:BlockPool.get_num_free_blocks": "self",
     f"{MANAGER}:KVCacheManager.free": "self request",
     f"{MANAGER}:KVCacheManager.cache_blocks": "self request num_computed_tokens",
+    f"{MANAGER}:KVCacheManager.get_computed_blocks": "self request max_cache_hit_length=",
     f"{MANAGER}:KVCacheManager.evict_blocks": "self block_ids",
     "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator.get_num_blocks_to_allocate": "self request_id num_tokens "
     "new_computed_blocks num_encoder_tokens total_computed_tokens num_local_computed_tokens num_tokens_main_model "
@@ -196,6 +197,7 @@ RELEASES: dict[str, dict[str, str | None]] = {
         f"{CACHE}:SlidingWindowSpec": "-is_draft",
         f"{CACHE}:ChunkedLocalAttentionSpec": "-is_draft",
         f"{CACHE}:MambaSpec": "-is_draft",
+        f"{MANAGER}:KVCacheManager.get_computed_blocks": "-max_cache_hit_length=",
         "vllm.v1.core.sched.output:SchedulerOutput": "-encoder_input_updates -skip_drafts",
     },
     "0.31": {

@@ -41,7 +41,7 @@ class Room:
             self.end()
         return self.status
 
-    def push(self, items: Mapping[str, Any]) -> None: ...
+    def push(self, items: Mapping[str, Any], *, ready: Any = None) -> None: ...
 
     def abort_unclaimed(self, why: str) -> None:
         self.given_up.append(why)
@@ -60,7 +60,7 @@ class Link:
         self.kept: list[tuple[int, Any, float]] = []
         self.deaf = False
 
-    def send(self, room: int, tokens: int, *, content: bytes | None = None) -> Room:
+    def send(self, room: int, tokens: int, *, deadline: float | None = None, content: bytes | None = None) -> Room:
         return self.rooms.setdefault(room, Room())
 
     def receive(self, room: int, peer: Any, tokens: int, items: Mapping[str, Any], **more: Any) -> Any:
@@ -207,6 +207,39 @@ def test_a_rank_gives_up_what_it_is_told_to_unless_decode_has_claimed_it(worker:
     assert [link.rooms[at].given_up for at in (3, 4, 5, 6)] == [[], ["others wait"], [], []]
     assert worker.said() == FromWorker(claimed={"a", "c"})
     assert worker.said() is None
+
+
+def test_of_the_lengths_that_are_offered_one_is_taken_and_the_others_end(worker: WorkerSide, link: Link) -> None:
+    """The blocks are held until nothing reads them for any of these."""
+    worker.begin(ToWorker(send={"a": Send(7, 16, ([3],), shorter=(Send(8, 12, ([3],)), Send(9, 4, ([3],))))}))
+    link.rooms[8].end()
+    assert worker.results() == (set(), set(), set())
+    assert [len(link.rooms[at].given_up) for at in (7, 8, 9)] == [1, 0, 1]
+    link.rooms[7].end("room.unclaimed")
+    assert worker.results() == (set(), set(), set())
+    link.rooms[9].end("room.unclaimed")
+    assert worker.results() == ({"a"}, set(), set())
+    stats = worker.stats()
+    assert stats is not None
+    assert stats.reduce()["Transfers"] == 1
+
+
+def test_a_step_that_only_holds_waits_for_what_is_held(worker: WorkerSide, link: Link) -> None:
+    worker.begin(ToWorker(send=SENT.send, idle=True))
+    link.rooms[7].soon = True
+    assert worker.results() == ({"a"}, set(), set())
+
+
+@pytest.mark.parametrize(("code", "declined"), [("room.deadline", 1), ("room.unclaimed", 1), ("peer.lost", 0)])
+def test_a_conversation_that_does_not_go_on_is_no_failure(
+    worker: WorkerSide, link: Link, code: str, declined: int
+) -> None:
+    worker.begin(ToWorker(send={"a": Send(7, 16, ([3],), hold=60.0)}))
+    link.rooms[7].end(code)
+    worker.results()
+    stats = worker.stats()
+    assert stats is not None
+    assert stats.reduce().get("Declined", 0) == declined
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pages import objects
 from support.engines import PREFILL
 from support.simulated_engine import Side, SimulatedEngine, tokens_of
 from support.simulated_pair import SimulatedPair
@@ -22,7 +23,8 @@ HOLD_SECONDS = 120.0
 STEPS = 3
 """Steps after which what follows from the end of a request has happened."""
 ENDED = (Status.SUCCEEDED, Status.FAILED)
-BOTH = {"do_remote_prefill": True, "do_remote_decode": True}
+HOLD, BOTH, EXTEND, ASK = objects("conversations.md", r'(?=\{"(?:do_remote|extend))')
+"""What the page says that a router passes."""
 
 
 class Talk:
@@ -57,13 +59,13 @@ class Talk:
     def turn(self, prompt: list[int], count: int, back: Any = None) -> tuple[list[int], Any]:
         """One turn, with what decode answered in the turn before. Decode holds its state for the next one."""
         _, said = self.ask(self.prefill, prompt, 1, {**(back or {}), **(BOTH if back else PREFILL)})
-        tokens, said = self.ask(self.decode, prompt, count, {**said, "do_remote_decode": True, "hold": True})
+        tokens, said = self.ask(self.decode, prompt, count, {**said, **HOLD})
         assert tokens == tokens_of(prompt, count)
         return [*prompt, *tokens], said
 
     def asked(self, prompt: list[int], count: int) -> list[int]:
         """One turn of a router that asks decode for what it has of the prompt. Decode holds nothing between turns."""
-        _, said = self.ask(self.decode, prompt, 1, {**PREFILL, "cached": True})
+        _, said = self.ask(self.decode, prompt, 1, ASK)
         _, said = self.ask(self.prefill, prompt, 1, {**said, "do_remote_decode": True})
         tokens, said = self.ask(self.decode, prompt, count, said)
         assert tokens == tokens_of(prompt, count)
@@ -146,10 +148,10 @@ def test_a_router_extends_what_is_held_and_lets_it_go(configuration: Path) -> No
     _, back = talk.turn(PROMPT, 5)
     (room,) = [each for each in talk.pair.network.rooms["send"] if each.room == int(back["room"])]
     assert room.deadline == HOLD_SECONDS
-    for seconds in (300, 7.5, True):
-        _, said = talk.ask(talk.decode, [5], 1, {"extend": back["room"], "hold": seconds})
+    for seconds in (EXTEND["hold"], 7.5, True):
+        _, said = talk.ask(talk.decode, [5], 1, {**EXTEND, "extend": back["room"], "hold": seconds})
         assert said["held"] == room.deadline == (HOLD_SECONDS if seconds is True else seconds)
-    _, said = talk.ask(talk.decode, [5], 1, {"extend": "77"})
+    _, said = talk.ask(talk.decode, [5], 1, EXTEND)
     assert "no state is held" in said["refused"]
     talk.ask(talk.decode, [5], 1, {"extend": back["room"], "hold": 0})
     assert not held(talk)

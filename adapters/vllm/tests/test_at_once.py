@@ -48,10 +48,11 @@ class Api:
         self.served = statelink_vllm.AnswerAtOnce(self._serve)
         self.reply: Reply | BaseException = RuntimeError()
         self.given: Any = None
+        self.asked: dict[str, Any] = dict(PREFILL)
 
     async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
         params = SamplingParams(
-            max_tokens=1, output_kind=RequestOutputKind.FINAL_ONLY, extra_args={"kv_transfer_params": dict(PREFILL)}
+            max_tokens=1, output_kind=RequestOutputKind.FINAL_ONLY, extra_args={"kv_transfer_params": dict(self.asked)}
         )
         prompt = {"type": "token", "prompt_token_ids": [5, 6, 7]}
         self.client.generate(prompt, params, "r")
@@ -126,6 +127,13 @@ def test_the_engine_hears_of_a_request_that_the_server_refuses_behind_its_answer
     assert "no such grammar" in params["failed"] or "its log says why" in params["failed"]
     assert more == {"data_parallel_rank": 1, "lora_request": None}
     api.client.abort.assert_awaited_once_with("r", internal=True)
+
+
+@pytest.mark.parametrize("asked", [{"do_remote_prefill": True}, {"cached": True}, {"hold": 60}])
+def test_what_only_the_answer_can_say_is_waited_for(api: Api, asked: dict[str, Any]) -> None:
+    api.asked |= asked
+    said = {"kv_transfer_params": {**HERE, "do_remote_prefill": True, "tokens": 9}}
+    assert api.ask((200, said)) == [200, said]
 
 
 def test_a_request_that_came_before_the_first_answer_is_not_answered_at_once() -> None:

@@ -42,6 +42,8 @@ PATHS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "/v1/chat/completions": ("chatcmpl", "chat.completion", {"message": {"role": "assistant", "content": ""}}),
 }
 """Where a request may be answered early: how the id of the answer begins, its type, and what each choice has."""
+IN_THE_ANSWER = ("do_remote_prefill", "hold", "cached")
+"""With these parameters, the answer says for how many tokens there is state. That is not known before."""
 
 
 class AnswerAtOnce:
@@ -118,7 +120,9 @@ class AnswerAtOnce:
         if not isinstance(params, SamplingParams) or not isinstance(prompt, dict) or "prompt_token_ids" not in prompt:
             return False
         given = (params.extra_args or {}).get("kv_transfer_params")
-        if not isinstance(given, dict) or given.get("do_remote_decode") is not True or given.get("do_remote_prefill"):
+        if not isinstance(given, dict) or given.get("do_remote_decode") is not True:
+            return False
+        if any(given.get(key) for key in IN_THE_ANSWER):
             return False
         name = given.get("transfer_id")
         if name is not None and not (isinstance(name, str) and 0 < len(name) <= LONGEST_ID):

@@ -85,7 +85,8 @@ def test_each_turn_goes_on_from_the_state_of_the_turn_before(
 ) -> None:
     """The last token that decode generates is computed in the next turn. An answer may have a single token."""
     talk = Talk(configuration, kinds, ahead=ahead)
-    history, back, held = PROMPT, None, []
+    history, held = PROMPT, []
+    back: Any = None
     for count, more in ((3, [5, 6]), (1, [8]), (6, [9, 9, 9]), (2, [])):
         history, back = talk.turn(history, count, back)
         held.append(len(history) - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +41,9 @@ class Room:
         if self.soon:
             self.end()
         return self.status
+
+    def abort(self, why: str) -> None:
+        self.end("room.aborted")
 
     def push(self, items: Mapping[str, Any], *, ready: Any = None) -> None: ...
 
@@ -222,6 +226,23 @@ def test_of_the_lengths_that_are_offered_one_is_taken_and_the_others_end(worker:
     stats = worker.stats()
     assert stats is not None
     assert stats.reduce()["Transfers"] == 1
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("history", [False, True])
+def test_a_history_that_nobody_has_any_more_is_not_waited_for(
+    worker: WorkerSide, link: Link, monkeypatch: pytest.MonkeyPatch, history: bool, known: bool
+) -> None:
+    """Prefill may not have computed a prompt yet. Of a turn before, the other server has the room, or never will."""
+    room, now = Room(), 0.0
+    room.status = Status.WAITING if known else Status.BOOTSTRAPPING
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with mock.patch.object(link, "receive", return_value=room):
+        worker.begin(ToWorker(receive={"a": Receive(7, PEER, 16, 0, ([3],), history=history)}))
+    assert not any(worker.results())
+    now = 60.0
+    given_up = history and not known
+    assert worker.results() == (set(), {"a"} if given_up else set(), {"a"} if given_up else set())
 
 
 def test_a_step_that_only_holds_waits_for_what_is_held(worker: WorkerSide, link: Link) -> None:

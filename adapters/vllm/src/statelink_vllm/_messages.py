@@ -98,6 +98,8 @@ class Receive:
         why: Why nothing is received.
         content: Which request it is; empty where nothing is received.
         answered: Which request prefill's answer was for; empty if the answer did not say.
+        history: Whether this is what another server has of a request that had ended before. It has the room, or never
+            will.
     """
 
     room: int
@@ -108,6 +110,7 @@ class Receive:
     why: str = ""
     content: bytes = b""
     answered: bytes = b""
+    history: bool = False
 
     @property
     def for_another(self) -> bool:

@@ -314,6 +314,7 @@ class SchedulerSide:
                 tables,
                 content=content_of_request(request, tokens),
                 answered=self._wanted[name].answered,
+                history=0 < self._wanted[name].tokens < self.tokens(request.num_prompt_tokens),
             )
             self._next.receive[name] = received
             self._loading[name] = _Loading(request, tables)

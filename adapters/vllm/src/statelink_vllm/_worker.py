@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -88,6 +89,9 @@ class WorkerSide:
         self._ready = ready
         self._sending: dict[str, Offer] = {}
         self._receiving: dict[str, Room] = {}
+        self._patience = config.liveness
+        self._until: dict[str, float] = {}
+        """When a request is given up whose other server has not said a word of its room, by when it would have."""
         self._items_of: dict[str, Mapping[str, Any]] = {}
         self._unquiet: dict[str, Room] = {}
         """Failed requests that vLLM was told of, and whose memory may still be written."""
@@ -242,6 +246,8 @@ class WorkerSide:
             content=job.content or None,
         )
         self._receiving[name] = room
+        if job.history:
+            self._until[name] = time.monotonic() + self._patience
         self._items_of[name] = items
 
     def _items(self, tables: Tables, tokens: int, prefix: int) -> Mapping[str, Any]:
@@ -262,6 +268,10 @@ class WorkerSide:
                 del self._sending[name]
                 made.sent.add(name)
                 self._over("sent", name, offer.taken, unwanted=offer.unwanted)
+        for name in [name for name, until in self._until.items() if until <= time.monotonic()]:
+            del self._until[name]
+            if self._receiving[name].status is Status.BOOTSTRAPPING:
+                self._receiving[name].abort("the other server does not have the state any more")
         for name, room in list(self._receiving.items()):
             if room.status is Status.SUCCEEDED and room.quiesced:
                 made.received.add(name)
@@ -275,6 +285,7 @@ class WorkerSide:
             else:
                 continue
             del self._receiving[name], self._items_of[name]
+            self._until.pop(name, None)
             self._over("received", name, room)
         for name, room in list(self._unquiet.items()):
             if room.quiesced:

@@ -197,7 +197,7 @@ RELEASES: dict[str, dict[str, str | None]] = {
         f"{CACHE}:SlidingWindowSpec": "-is_draft",
         f"{CACHE}:ChunkedLocalAttentionSpec": "-is_draft",
         f"{CACHE}:MambaSpec": "-is_draft",
-        f"{MANAGER}:KVCacheManager.get_computed_blocks": "-max_cache_hit_length=",
+        f"{MANAGER}:KVCacheManager.get_computed_blocks": "self request",
         "vllm.v1.core.sched.output:SchedulerOutput": "-encoder_input_updates -skip_drafts",
     },
     "0.31": {

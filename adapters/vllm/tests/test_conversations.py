@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -51,9 +53,11 @@ class Talk:
             while honest := [happen for kind, happen in events if kind not in ("fail", "give up")]:
                 honest[0]()
                 events = self.pair.network.events(kind=True)
-            for room in self.pair.network.rooms["send"]:
-                if room.given_up and room.status not in ENDED:
-                    room.end(room.given_up)
+            rooms = self.pair.network.rooms
+            failed = {room.room for room in rooms["send"] if room.status is Status.FAILED}
+            for room in (*rooms["send"], *rooms["receive"]):
+                if room.status not in ENDED and (room.given_up or room.room in failed):
+                    room.end(room.given_up or "the other server has given it up")
         raise AssertionError(f"{name} has not ended")
 
     def turn(self, prompt: list[int], count: int, back: Any = None) -> tuple[list[int], Any]:
@@ -199,3 +203,36 @@ def test_a_router_that_knows_vllms_own_fields_is_served(configuration: Path, kin
         assert said["remote_num_tokens"] == len(history) - 3
     assert talk.received(talk.prefill) == [12, 15]
     talk.pair.settle()
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("kinds", KINDS, ids="-".join)
+def test_many_conversations_at_once_with_few_blocks(
+    configuration: Path, monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, ...], ahead: bool
+) -> None:
+    """Turns are held and asked for, histories change, clients leave, and most of what is held is given up."""
+    chance = random.Random(len(kinds) + ahead)
+    talk = Talk(configuration, kinds, ahead=ahead, blocks=1 + 16 * len(kinds))
+    talks: list[tuple[list[int], Any]] = []
+    for number in range(25):
+        history, back = talks.pop(0) if len(talks) > 2 else ([number + 7 * n % 61 for n in range(1 + number % 9)], None)
+        if chance.random() < 0.2:
+            history = [*history[: chance.randrange(1, len(history) + 1)], 60]
+        if chance.random() < 0.2:
+            talk.decode.add(f"left{number}", history, 4, {**(back or {}), "do_remote_prefill": True})
+            talk.decode.step()
+            talk.decode.abort(f"left{number}")
+        if chance.random() < 0.3:
+            history, back = talk.asked(history, 1 + chance.randrange(5)), None
+        else:
+            history, back = talk.turn(history, 1 + chance.randrange(5), back)
+        if len(history) < 28:
+            talks.append(([*history, number], back))
+    for room in held(talk):
+        talk.ask(talk.decode, [5], 1, {**EXTEND, "extend": str(room), "hold": 0})
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 60)  # nobody comes for what was of another history
+    talk.pair.settle()
+    assert len(talk.received(talk.prefill)) > 2
+    assert len(talk.received(talk.decode)) > 15

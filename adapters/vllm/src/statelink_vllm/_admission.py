@@ -7,6 +7,7 @@ none behind it, so that all of them would wait for each other.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 __all__ = ["Admission", "blocks_needed"]
@@ -91,6 +92,20 @@ class Admission:
             needed += blocks_needed(self._manager, each, local=held, computed=held, beyond=self._beyond)
         self._full = needed > self._manager.block_pool.get_num_free_blocks()
         return not self._full
+
+    def needed(self, loading: Container[str]) -> int:
+        """Blocks that the first request needs whose state has come, and that waits for the rest; 0 if there is none.
+
+        vLLM asks nothing of a connector before it looks for blocks for such a request.
+
+        Args:
+            loading: Requests whose state has not come.
+        """
+        for name, each in self._begun.items():
+            if name not in loading:
+                held = each.num_computed_tokens
+                return blocks_needed(self._manager, each, local=held, computed=held, beyond=self._beyond)
+        return 0
 
     def __bool__(self) -> bool:
         """Whether any request has begun, and has not been computed."""

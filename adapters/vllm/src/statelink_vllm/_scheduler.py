@@ -456,10 +456,16 @@ class SchedulerSide:
     def _short(self) -> int:
         """Blocks that a request lacks for which vLLM found too few in this step; 0 if it found enough."""
         request, self._looked_at = self._looked_at, None
-        if request is None or not self._unclaimed:
+        if not self._unclaimed:
             return 0
-        needed = blocks_needed(self._manager, request, capped=True) + self._manager.watermark_blocks
-        return int(max(needed - self._manager.block_pool.get_num_free_blocks(), 0))
+        if request is None:
+            needed = self._admission.needed(self._loading)
+        else:
+            needed = blocks_needed(self._manager, request, capped=True)
+        if not needed:
+            return 0
+        free = self._manager.block_pool.get_num_free_blocks()
+        return int(max(needed + self._manager.watermark_blocks - free, 0))
 
     def told(self, output: Any) -> None:
         """What the workers said in a step. Called before vLLM frees the blocks of what has ended.

@@ -117,3 +117,18 @@ def test_sleep_mode_needs_a_release_that_tells_its_connectors() -> None:
             check_server(_server(enable_sleep_mode=True), options())
     else:
         check_server(_server(enable_sleep_mode=True), options())
+
+
+@pytest.mark.parametrize(
+    ("role", "given", "words"),
+    [
+        *(("kv_both", {"vllm": {"hold": each}}, "'hold' is a number") for each in (0, -1, True, "60", 1e9)),
+        ("kv_both", {"bidirectional_kv_xfer": 1}, "true or false"),
+        ("kv_consumer", {"bidirectional_kv_xfer": True}, "receives and sends"),
+    ],
+)
+def test_how_long_conversations_are_held_is_checked(role: str, given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_options(role, given)
+    read = read_options("kv_both", {"bidirectional_kv_xfer": True, "vllm": {"hold": 7}})
+    assert (read.every, read.hold) == (True, 7.0)

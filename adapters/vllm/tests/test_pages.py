@@ -109,7 +109,9 @@ def test_the_commands_pass_prefills_answer_to_decode() -> None:
         assert CompletionRequest(**body).max_tokens == tokens
         said.append(body["kv_transfer_params"])
     assert _wanted(said[0], PREFILL).room
-    assert _wanted(said[1], DECODE) == Wanted(Source(ROOM, (THERE,)), answered=b"\x01")
+    assert _wanted(said[1], DECODE) == Wanted(
+        Source(ROOM, (THERE,)), answered=b"\x01", offered=(Prefix(ROOM, 9, b"\x01"),)
+    )
 
 
 def test_what_a_router_adds_is_wanted() -> None:

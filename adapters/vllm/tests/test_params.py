@@ -365,3 +365,26 @@ def test_of_several_answers_the_first_receives_the_state() -> None:
     assert made[0].source == (7, (HERE,))
     assert (made[1].source, made[1].usual) == (None, True)
     assert "('n')" in made[1].not_received
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        *(({"hold": each}, "'hold'") for each in ("60", -1, 1e9, [1], math.nan)),
+        ({"cached": 1}, "'cached'"),
+        ({"extend": "seven"}, "'extend'"),
+    ],
+)
+def test_what_is_said_of_a_turn_to_come_is_read_strictly(said: dict[str, Any], words: str) -> None:
+    made = sent(BOTH, **said)
+    assert made.room == made.extend == 0
+    assert words in made.not_sent
+
+
+@pytest.mark.parametrize(
+    "said", [{"tokens": 0}, {"tokens": "9"}, {"prefixes": 7}, {"prefixes": [7]}, {"prefixes": [{"room": "8"}]}]
+)
+def test_what_an_answer_offers_is_read_strictly(said: dict[str, Any]) -> None:
+    made = received(BOTH, **{"room": 7, "peer": [HERE], "content": "0f", "tokens": 9, **said})
+    assert made.source is None
+    assert next(iter(said)) in made.not_received or "tokens" in made.not_received

@@ -190,7 +190,11 @@ KV, STATE, SCALES = "get_contiguous_buf_infos", "get_state_buf_infos", "get_kv_s
         ("hybrid", lists("get_state_layer_ids", [NGRAM] * 6), f"layer {NGRAM} has 6 buffers; 1 are known"),
         ("hybrid", lists("get_state_layer_ids", [0] * 6), r"layer 0 has 6 buffers; 2 are known \(conv, ssm\)"),
         ("gdn", both(DIMS, lists("get_state_slice_outer_counts", [3] * 6)), "has 3 outer rows of units of 12 elements"),
-        ("dsa", lists("get_compress_tail_buf_infos", triples(SPARE)), "get_compress_tail_buf_infos: it lists buffers"),
+        (
+            "dsa",
+            lists("get_compress_tail_buf_infos", triples(SPARE)),
+            "get_compress_tail_buf_infos: it lists 1 buffers",
+        ),
     ],
 )
 def test_what_cannot_be_described_is_refused_by_name(kind: str, change: Callable[[Any], None], said: str) -> None:

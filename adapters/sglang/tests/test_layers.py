@@ -328,6 +328,7 @@ def test_a_page_that_a_chunk_does_not_fill_leaves_with_the_next_one(monkeypatch:
     [
         ("mla", ("kv",), [1, 2]),
         ("dsa", ("kv", "dsa"), [1, 2]),
+        ("minimax", ("kv", "minimax_index_k"), [1, 2, 3, 4]),
         ("swa", ("kv",), [1]),
         ("gdn", ("kv",), [1]),
         ("mxfp8", ("kv",), [1, 2]),

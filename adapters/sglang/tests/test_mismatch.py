@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import zmq
 from support.bootstrap import answering
+from support.pools import make
 from support.sides import (
     ADDRESS,
     FAILED,
@@ -56,7 +57,18 @@ def test_servers_that_hold_other_state_refuse_each_other_by_name(differs: dict[s
             assert said in str(reason(sender))
 
 
-@pytest.mark.parametrize("kind", ["mha", "swa", "hybrid"])
+def test_servers_of_which_other_layers_are_sparse_refuse_each_other() -> None:
+    """Their buffers have the same sizes, and SGLang lists as many of each kind."""
+    pools = iter([make("minimax"), make("minimax", dense=[1, 3], sparse=[0, 2, 4, 5])])
+    with sides(lambda tp: next(pools)) as ((source,), (target,)):
+        room = next(rooms)
+        source.sender(room)
+        receiver = ask(target, room, Lists.draw(target, N, 1), N)
+        until(receiver.poll, FAILED)
+        assert "kv/layers.1.k: absent on decode, present on prefill" in str(reason(receiver))
+
+
+@pytest.mark.parametrize("kind", ["mha", "swa", "hybrid", "minimax"])
 @pytest.mark.parametrize(("pages", "prefix"), [((16, 1), 0), ((1, 16), 0), ((16, 1), 64), ((1, 16), 64)])
 def test_page_sizes_may_differ(kind: str, pages: tuple[int, int], prefix: int) -> None:
     with sides(kind, pages=pages) as ((source,), (target,)):
@@ -76,7 +88,7 @@ def test_page_sizes_may_differ(kind: str, pages: tuple[int, int], prefix: int) -
 
 
 def _full_layers(kind: str) -> list[int]:
-    return {"mha": [0, 1], "swa": [2], "hybrid": [3]}[kind]
+    return {"mha": [0, 1], "swa": [2], "hybrid": [3], "minimax": [*range(6)]}[kind]
 
 
 def _tokens(side: Side, lists: Lists, name: str, layer: int) -> Any:

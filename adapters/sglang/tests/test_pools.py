@@ -21,9 +21,16 @@ pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
         ("mxfp8", ["kv", "block_scale", "aux"], ("block_scale",)),
         ("mla", ["kv", "aux"], ()),
         ("swa", ["kv", "swa", "aux"], ("swa",)),
+        (
+            "swa_mxfp8",
+            ["kv", "block_scale", "swa", "block_scale_swa", "aux"],
+            ("swa", "block_scale", "block_scale_swa"),
+        ),
         ("hybrid", ["kv", "mamba", "aux"], ("mamba",)),
         ("qsa", ["kv", "mamba", "qsa_pending", "qsa_compressed", "aux"], ("mamba", "qsa_pending", "qsa_compressed")),
         ("dsa", ["kv", "dsa", "aux"], ("dsa",)),
+        ("pooled", ["kv", "mamba", "dsa", "dsa_tail", "aux"], ("mamba", "dsa", "dsa_tail")),
+        ("minimax", ["kv", "minimax_index_k", "minimax_dense_kv", "aux"], ("minimax_index_k", "minimax_dense_kv")),
     ],
 )
 def test_each_pool_is_described_as_sglang_lists_it(kind: str, names: list[str], states: tuple[str, ...]) -> None:

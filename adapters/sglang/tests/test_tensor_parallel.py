@@ -16,12 +16,12 @@ pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
 N = 128
 """Tokens: whole pages in every pool, so that whole items can be compared."""
 DIGEST = {"verify": "digest"}
-SHARED = {"mla": ("kv", "aux"), "dsa": ("kv", "dsa", "aux")}
+SHARED = {"mla": ("kv", "aux"), "dsa": ("kv", "dsa", "aux"), "minimax": ("minimax_index_k", "aux")}
 """Parts of which every rank has the same; in other pools these are the metadata rows alone."""
 
 
 @pytest.mark.parametrize(("prefill", "decode"), [(2, 2), (2, 1), (1, 2)])
-@pytest.mark.parametrize("kind", ["mha", "swa", "gdn", "mla", "dsa"])
+@pytest.mark.parametrize("kind", ["mha", "swa", "gdn", "mla", "dsa", "minimax"])
 def test_every_rank_has_its_share(kind: str, prefill: int, decode: int) -> None:
     with sides(kind, prefill, decode, own=(DIGEST, DIGEST)) as (sources, targets):
         ours, theirs = Lists.draw(sources[0], N, 4), Lists.draw(targets[0], N, 5)
@@ -37,7 +37,7 @@ def test_every_rank_has_its_share(kind: str, prefill: int, decode: int) -> None:
                     sent, arrived = a[ours.indices(part, sources[0], N, 0)], b[theirs.indices(part, target, N, 0)]
                     assert sent.any()
                     assert np.array_equal(sent, arrived), part
-        if kind not in SHARED:
+        if "kv" not in SHARED.get(kind, ()):
             whole = zip(_whole(kind, sources, ours), _whole(kind, targets, theirs), strict=True)
             for (name, sent), (_, arrived) in whole:
                 assert sent.any()
@@ -46,7 +46,7 @@ def test_every_rank_has_its_share(kind: str, prefill: int, decode: int) -> None:
 
 def _whole(kind: str, ranks: list[Side], lists: Lists) -> Iterator[tuple[str, npt.NDArray[np.int32]]]:
     """What all ranks have together: keys and values by layer in the order of positions and heads, and states."""
-    for layer in {"mha": range(2), "swa": range(4)}.get(kind, [3]):
+    for layer in {"mha": range(2), "swa": range(4), "minimax": range(6)}.get(kind, [3]):
         windowed = kind == "swa" and layer != 2
         pages = lists.window if windowed else lists.pages
         slots = (pages[:, None] * 16 + np.arange(16)).reshape(-1)[N - WINDOW if windowed else 0 : N]

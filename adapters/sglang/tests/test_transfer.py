@@ -7,6 +7,8 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
+from support.pools import GROUP, make
 from support.sides import (
     ADDRESS,
     BOOTSTRAPPING,
@@ -39,7 +41,7 @@ N = 100
 
 
 @pytest.mark.parametrize("prefix", [0, 64])
-@pytest.mark.parametrize("kind", ["mha", "mxfp8", "mla", "swa", "hybrid", "gdn", "qsa", "dsa"])
+@pytest.mark.parametrize("kind", ["mha", "mxfp8", "mla", "swa", "swa_mxfp8", "hybrid", "gdn", "qsa", "dsa", "minimax"])
 def test_every_item_arrives_in_chunks(kind: str, prefix: int) -> None:
     with sides(kind) as ((source,), (target,)):
         source.fill(1)
@@ -59,6 +61,26 @@ def test_every_item_arrives_in_chunks(kind: str, prefix: int) -> None:
         metric = sender.get_transfer_metric()
         assert metric.transfer_latency_s > 0
         assert metric.transfer_total_bytes > 0
+
+
+@pytest.mark.parametrize(("tokens", "spare"), [(259, 0), (259, 3), (257, 1), (260, 0)])
+def test_the_open_group_of_index_keys_arrives(tokens: int, spare: int) -> None:
+    """Decode's ring may have more rows, for drafts."""
+    pools = iter([make("pooled"), make("pooled", spare=spare)])
+    with sides(lambda tp: next(pools)) as ((source,), (target,)):
+        source.fill(1)
+        room = next(rooms)
+        ours, theirs = Lists.draw(source, tokens, 2), Lists.draw(target, tokens, 3)
+        sender, receiver = meet(source, target, room, theirs, tokens)
+        send(sender, source, ours, tokens, [256])
+        until(receiver.poll, SUCCESS)
+        positions = np.arange(tokens - tokens % GROUP, tokens)
+        rings = (side.made.pools.pages.full_kv_pool.get_compress_tail_buffers(0) for side in (source, target))
+        for a, b in zip(*rings, strict=True):
+            sent, ring = a.view(torch.int16).numpy(), b.view(torch.int16).numpy()
+            arrived = ring[theirs.slot, positions % (GROUP + spare)]
+            assert np.array_equal(sent[ours.slot, positions % GROUP], arrived)
+            assert np.count_nonzero(ring.any(axis=2)) == len(positions)
 
 
 class _Unread:

@@ -36,7 +36,7 @@ class Behaviour(NamedTuple):
     computed: Callable[[Any], int] = attrgetter("extend_end")
 
 
-INDEX_KEYS = frozenset({"dsa"})
+INDEX_KEYS = frozenset({"dsa", "minimax_index_k"})
 RELEASES = {
     "0.5.22": Behaviour(agrees=False, counts_held=False, lists_prefix=INDEX_KEYS),
     "0.5.21": Behaviour(

@@ -16,6 +16,7 @@ from statelink import state
 from statelink.errors import StateError
 
 from ._convolutions import Blocks, blocks_of
+from ._items import TAIL
 from ._pools import Element, Geometry, StateTensor, from_pools
 
 __all__ = ["Pools", "StateLists", "describe_pools", "geometry_of", "names_of"]
@@ -25,9 +26,9 @@ Buffer = tuple[int, int, int]
 
 PAGES = {"kv", "dsv4"}
 """Types of state that SGLang addresses by the pages of the full pool."""
-BESIDE = {"dsa"}
+BESIDE = {"dsa", "minimax_index_k"}
 """Types of state that SGLang lists with the last chunk, and that have the same pages."""
-BY_LAYERS = {"kv", "dsa"}
+BY_LAYERS = {"kv", "dsa", "minimax_index_k"}
 """Types of state that a layer's attention completes. The compressed pages of DeepSeek V4 are completed elsewhere."""
 
 
@@ -187,7 +188,10 @@ def _differences(found: Mapping[str, Any], states: Sequence[tuple[str, ...]], kv
         if each[0] not in found:
             yield f"SGLang moves the state type {each[0]!r}, which the pools do not describe"
         else:
-            yield from _compare(each[0], _described([found[name] for name in each]), _listed(*lists))
+            described, listed = _described([found[name] for name in each]), _listed(*lists)
+            if each[0] == TAIL:  # SGLang lists a request's ring as one item
+                described, listed = (Counter((*one[:2], 0) for one in some) for some in (described, listed))
+            yield from _compare(each[0], described, listed)
     pages = [each for name, each in found.items() if name not in names and name != "aux"]
     kinds = {each.component.type for each in pages}
     if kinds - PAGES:

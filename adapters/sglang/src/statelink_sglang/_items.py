@@ -13,7 +13,10 @@ from ._behaviour import BEHAVIOUR
 if TYPE_CHECKING:
     from ._inventory import StateLists
 
-__all__ = ["add_states", "drop_prefix"]
+__all__ = ["TAIL", "add_states", "drop_prefix"]
+
+TAIL = "dsa_tail"
+"""The state type of which SGLang does not list items. See `_rows_of_tail`."""
 
 
 def add_states(items: dict[str, Any], lists: StateLists, states: Sequence[Any], without: Collection[str] = ()) -> None:
@@ -29,6 +32,8 @@ def add_states(items: dict[str, Any], lists: StateLists, states: Sequence[Any], 
         ValueError: There are not as many lists as state types.
     """
     for names, indices in zip(lists.states, states, strict=True):
+        if names[0] == TAIL:
+            indices = _rows_of_tail(indices)
         for name in names:
             if name not in without:
                 items[name] = _one_dimensional(indices) if name in lists.whole else _one(indices)
@@ -45,6 +50,19 @@ def drop_prefix(items: dict[str, Any], pages: int, listed: frozenset[str] = BEHA
     for name in items:
         if name.removeprefix("draft.") in listed:
             items[name] = items[name][max(0, len(items[name]) - pages) :]
+
+
+def _rows_of_tail(indices: Any) -> Any:
+    """The rows of a request's ring that hold its open group, in the order of positions.
+
+    SGLang has six numbers for them, or none if no group is open: the slot, two parts of its ring, each as its first row
+    and a number of rows, and the rows of a ring.
+    """
+    if not len(indices):
+        return np.zeros(0, np.int64)
+    slot, first, count, second, rest, ring = map(int, indices)
+    parts = np.arange(first, first + count), np.arange(second, second + rest)
+    return slot * ring + np.concatenate(parts)
 
 
 def _one(indices: Any) -> Any:

@@ -22,7 +22,10 @@ from ._options import ALLOWED, VARIABLE
 __all__ = ["Server", "check_server"]
 
 TESTED_STATE = frozenset(
-    {"swa", "dsa", "mamba", "c128_state", "request_row", "block_scale", "qsa_pending", "qsa_compressed"}
+    {
+        *("swa", "dsa", "mamba", "c128_state", "request_row", "block_scale", "qsa_pending", "qsa_compressed"),
+        *("block_scale_swa", "dsa_tail", "minimax_index_k", "minimax_dense_kv"),
+    }
 )
 """State types with which the adapter is tested."""
 

@@ -29,7 +29,6 @@ NOT_MADE = {
     "MHATokenToKVPoolFP4": UNLISTED,
     "PageMajorMHATokenToKVPool": "SGLang has taken its layout out: its constructor raises an error",
     "MHATokenToKOnlyPool": PART,
-    "MiniMaxSparseKVPool": "refused: it does not say which of the model's layers are sparse",
     "MiniMaxM3Nvfp4IndexKPool": PART,
     "MiniMaxM3Nvfp4MainKVPool": PART,
     "MiniMaxM3Nvfp4KVPool": "refused: it has one buffer for keys and values, whose layout it does not state",

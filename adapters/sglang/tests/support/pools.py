@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Container
 
 PAGE = 16
 WINDOW = 32
@@ -18,8 +21,9 @@ class Made(NamedTuple):
 
 
 def make(kind: str, tp: tuple[int, int] = (0, 1), page: int = PAGE, dtype: str = "float32", **changes: Any) -> Made:
-    """Pools of one kind: ``mha``, ``mxfp8`` (with scales), ``mla``, ``mla_fp4``, ``swa``, ``hybrid`` (Mamba 2), ``gdn``
-    (gated delta net), ``qsa`` or ``dsa``.
+    """Pools of one kind: ``mha``, ``mxfp8`` (with scales), ``mla``, ``mla_fp4``, ``swa``, ``swa_mxfp8``, ``hybrid``
+    (Mamba 2), ``gdn`` (gated delta net), ``qsa``, ``dsa``, ``pooled`` (index keys of several tokens) or ``minimax``
+    (sparse layers, and dense ones).
 
     Args:
         kind: The kind.
@@ -30,7 +34,7 @@ def make(kind: str, tp: tuple[int, int] = (0, 1), page: int = PAGE, dtype: str =
     """
     if kind == "hybrid":
         return make_mamba2(granite(**changes), tp, page)
-    window = changes.pop("window", WINDOW if kind == "swa" else 0)
+    window = changes.pop("window", WINDOW if kind in ("swa", "swa_mxfp8") else 0)
     pool, requests, layers = _MAKERS[kind](HEADS // tp[1], page, tp, dtype, **changes)
     return listed(pool, requests, layers, heads=HEADS, window=window, tp=tp)
 
@@ -151,7 +155,9 @@ def _mla_fp4(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[An
     return _mla(heads, page, tp, dtype, "MLATokenToKVPoolFP4")
 
 
-def _swa(heads: int, page: int, tp: tuple[int, int], dtype: str, values: int | None = None) -> tuple[Any, Any, int]:
+def _swa(
+    heads: int, page: int, tp: tuple[int, int], dtype: str, values: int | None = None, head: int = 8, **more: Any
+) -> tuple[Any, Any, int]:
     """``values`` is the size of a head's values in layers with a window, if it is another than that of its keys."""
     import torch
     from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
@@ -162,13 +168,20 @@ def _swa(heads: int, page: int, tp: tuple[int, int], dtype: str, values: int | N
         page_size=page,
         dtype=torch.float32,
         head_num=heads,
-        head_dim=8,
+        head_dim=head,
         swa_attention_layer_ids=[0, 1, 3],
         full_attention_layer_ids=[2],
         device="cpu",
         **({} if values is None else {"swa_v_head_dim": values}),
+        **more,
     )
     return pool, None, 4
+
+
+def _swa_mxfp8(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, Any, int]:
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPoolMXFP8
+
+    return _swa(heads, page, tp, dtype, head=32, token_to_kv_pool_class=MHATokenToKVPoolMXFP8)
 
 
 def _dsa(heads: int, page: int, tp: tuple[int, int], dtype: str, layers: int = 2) -> tuple[Any, Any, int]:
@@ -186,6 +199,40 @@ def _dsa(heads: int, page: int, tp: tuple[int, int], dtype: str, layers: int = 2
         enable_memory_saver=False,
         kv_cache_dim=576,
         index_head_dim=128,
+    )
+    return pool, None, layers
+
+
+SPARSE_LAYERS, DENSE_LAYERS = [1, 2, 4, 5], [0, 3]
+
+
+def _minimax(
+    heads: int,
+    page: int,
+    tp: tuple[int, int],
+    dtype: str,
+    dense: list[int] = DENSE_LAYERS,
+    sparse: list[int] = SPARSE_LAYERS,
+    values: Container[int] = (),
+) -> tuple[Any, Any, int]:
+    """``values`` are the sparse layers whose index has values, too."""
+    import torch
+    from sglang.srt.mem_cache.memory_pool import MiniMaxSparseKVPool
+
+    layers = len(dense) + len(sparse)
+    pool = MiniMaxSparseKVPool(
+        size=1024,
+        page_size=page,
+        dtype=torch.float32,
+        head_num=heads,
+        head_dim=8,
+        idx_head_dim=16,
+        dense_layer_ids=dense,
+        sparse_layer_ids=sparse,
+        disable_value_sparse_layer_ids=[layer for layer in sparse if layer not in values],
+        device="cpu",
+        start_layer=0,
+        end_layer=layers,
     )
     return pool, None, layers
 
@@ -298,15 +345,56 @@ def _qsa(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, A
     return pool, requests, layers
 
 
+GROUP = 4
+"""Tokens for which an index key stands, where one stands for several."""
+
+
+def _pooled(heads: int, page: int, tp: tuple[int, int], dtype: str, spare: int = 0) -> tuple[Any, Any, int]:
+    """Beside recurrent layers, latents with an index of which a key stands for several tokens, as for GLM-5-Next.
+
+    ``spare`` is how many rows a request's ring has beyond a group.
+    """
+    import torch
+    from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool
+
+    from statelink_sglang.backend import SEAM
+
+    _, requests, layers = _gdn(heads, page, tp, dtype)
+    pool = HybridLinearKVPool(
+        size=1024,
+        page_size=64 if SEAM.release() == "0.5.21" else 64 * GROUP,  # with 64 keys in a page
+        dtype=torch.bfloat16,
+        head_num=1,
+        head_dim=576,
+        full_attention_layer_ids=[3],
+        device="cpu",
+        mamba_pool=requests.mamba_pool,
+        use_mla=True,
+        kv_lora_rank=512,
+        qk_rope_head_dim=64,
+        use_dsa=True,
+        index_head_dim=128,
+        kv_cache_dim=576,
+        index_kpool=GROUP,
+        index_kpool_compress=True,
+        tail_extra_slots=spare,
+        max_running_requests=8,
+    )
+    return pool, requests, layers
+
+
 _MAKERS = {
     "mha": _mha,
     "mxfp8": _mxfp8,
     "mla": _mla,
     "mla_fp4": _mla_fp4,
     "swa": _swa,
+    "swa_mxfp8": _swa_mxfp8,
     "gdn": _gdn,
     "qsa": _qsa,
     "dsa": _dsa,
+    "pooled": _pooled,
+    "minimax": _minimax,
 }
 KINDS = ("hybrid", *_MAKERS)
 

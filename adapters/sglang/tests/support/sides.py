@@ -135,12 +135,18 @@ class Lists(NamedTuple):
 
     def states(self, side: Memory, tokens: int, prefix: int) -> list[Any]:
         """The lists of each state type, as SGLang's queues make them on both sides."""
+        from sglang.srt.disaggregation.utils import get_dsa_tail_state_indices
+
         page = side.made.kv_args.page_size_of_pool
         made: dict[str, Callable[[], Any]] = {
             "swa": lambda: self.window[max(prefix, tokens - side.made.pools.window) // page :],
             # Older releases list those of the prefix, too: both sides of SGLang then move them again.
             "dsa": lambda: self.pages[0 if OLDER else prefix // page :],
-            "block_scale": lambda: self.pages,  # also of the prefix
+            "dsa_tail": lambda: get_dsa_tail_state_indices(side.made.pools.pages, self.slot, tokens),
+            "minimax_index_k": lambda: self.pages[0 if OLDER else prefix // page :],
+            "minimax_dense_kv": lambda: self.pages,  # also of the prefix
+            "block_scale": lambda: self.pages,
+            "block_scale_swa": lambda: made["swa"](),
             "qsa_compressed": lambda: self.pages,
             "qsa_pending": lambda: np.array([self.slot], np.int32),
             "mamba": lambda: [np.array(self.slot, np.int32)],
@@ -149,7 +155,7 @@ class Lists(NamedTuple):
 
     def indices(self, part: str, side: Memory, tokens: int, prefix: int) -> Any:
         """The items of a part that must arrive, in the order of positions."""
-        if part in ("kv", "dsa"):
+        if part in ("kv", "dsa", "minimax_index_k"):
             return self.pages[prefix // side.made.kv_args.page_size_of_pool :]
         if part == "aux":
             return np.array([self.row])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ._compressed import compressed, expect_window_only
+from ._geometry import Element
+from ._layouts import row_layout
 from ._lists import PAGES, Reader, has, refuse
 from ._states import mamba, qsa
 from ._walk import STATE, Walk
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["from_pools"]
 
-SPARSE = "get_sparse_kv_buf_infos"
+SPARSE, DENSE = "get_sparse_kv_buf_infos", "get_dense_kv_state_buf_infos"
 
 
 def from_pools(pages: Any, requests: Any, draft: Any, geometry: Geometry) -> list[Described]:
@@ -78,13 +81,27 @@ def _plain(walk: Walk) -> None:
     walk.starts_at(walk.geometry.stage[0])
     walk.attention("kv", PAGES, range(*walk.geometry.stage), pool, heads=heads, page=page)
     if heads and walk.draft is None:
-        walk.scales(page)
+        walk.scales("block_scale", pool, walk.full_layers, page=page)
     if has(pool, "get_compress_tail_buf_infos"):
         _index(walk, pool, page)
 
 
 def _sparse(walk: Walk) -> None:
-    raise refuse(walk.pool, SPARSE, "the pool does not say which layers of the model are sparse")
+    """Describe MiniMax's pool: pages of the sparse layers, their index keys, and pages of the dense layers."""
+    pool, heads, page = walk.pool, walk.geometry.kv_heads, walk.page(walk.pool)
+    said = getattr(pool, "sparse_layer_id_mapping", None)
+    if said is None:
+        raise refuse(pool, SPARSE, "the pool does not say which layers of the model are sparse")
+    walk.starts_at(walk.geometry.stage[0])
+    sparse = sorted(said)
+    dense = [layer for layer in range(*walk.geometry.stage) if layer not in said]
+    walk.attention("kv", SPARSE, sparse, pool.main_pool, heads=heads, page=page)
+    listing = walk.reader.infos(pool, "get_index_k_state_buf_infos")
+    if listing.entries:
+        element = Element.of(pool.index_k_pool.dtype)
+        layout = partial(row_layout, listing, page=page, element=element)
+        walk.add("minimax_index_k", listing.by_layer([("index_k", sparse)]), layout, page=page)
+    walk.attention("minimax_dense_kv", DENSE, dense, pool.main_pool, heads=heads, page=page)
 
 
 def _sliding(walk: Walk) -> None:
@@ -97,8 +114,10 @@ def _sliding(walk: Walk) -> None:
     walk.starts_at(first, geometry.windowed[:first].count(False))
     heads, page = geometry.kv_heads, walk.page(pool)
     walk.attention("kv", PAGES, full, pool.full_kv_pool, heads=heads, page=page)
-    heads, page = geometry.window_heads, walk.sliding_page()
-    walk.attention("swa", STATE, windowed, pool.swa_kv_pool, heads=heads, page=page, window=walk.window())
+    walk.scales("block_scale", pool.full_kv_pool, full, page=page)
+    heads, page, window = geometry.window_heads, walk.sliding_page(), walk.window()
+    walk.attention("swa", STATE, windowed, pool.swa_kv_pool, heads=heads, page=page, window=window)
+    walk.scales("block_scale_swa", pool.swa_kv_pool, windowed, page=page, window=window)
 
 
 def _hybrid(walk: Walk) -> None:
@@ -112,10 +131,19 @@ def _hybrid(walk: Walk) -> None:
 
 
 def _index(walk: Walk, pool: Any, page: int) -> None:
-    """Describe index keys: one buffer for each layer, without items if the layer shares another layer's."""
+    """Describe index keys: one buffer for each layer, without items if the layer shares another layer's.
+
+    If a key stands for several tokens, each request also has rings for those that do not fill a group yet.
+    """
     listing = walk.reader.infos(pool, STATE)
     if listing.entries:
         walk.whole("dsa", listing, listing.by_layer([("index_k", walk.full_layers)]), page=page)
+    listing = walk.reader.infos(pool, "get_compress_tail_buf_infos")
+    if listing.entries:
+        group = pool.index_kpool
+        rows = listing.in_rows(group + pool.tail_extra_slots)
+        parts = [(part, walk.full_layers) for part in ("key", "score")]
+        walk.whole("dsa_tail", rows, rows.by_layer(parts), page=1, group=group)
 
 
 def _draft(target: Walk, pool: Any) -> Walk:

@@ -76,6 +76,18 @@ class Listing(NamedTuple):
             raise self.refuse(f"an item of {named.label!r} has {named.entry.nbytes} bytes: no whole {what}")
         return named.entry.nbytes // unit
 
+    def in_rows(self, count: int) -> Listing:
+        """The same buffers, of which each item is so many rows."""
+        for each in self.entries:
+            if each.items and each.nbytes % count:
+                raise self.refuse(f"entry {each.number} has items of {each.nbytes} bytes, which are no {count} rows")
+        return self._replace(
+            entries=[
+                each._replace(nbytes=each.nbytes // count, items=each.items * count) if each.items else each
+                for each in self.entries
+            ]
+        )
+
     def by_layer(self, parts: Sequence[tuple[str, Sequence[int | None]]]) -> list[Named]:
         """Name the entries by their known order: tensor by tensor, with ascending layers in each.
 

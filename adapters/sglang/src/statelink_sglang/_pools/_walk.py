@@ -174,13 +174,21 @@ class Walk:
         )
         self.add(type_, named, pages, page=page, window=window, tp=geometry.tp)
 
-    def scales(self, page: int) -> None:
-        """Scales of block-quantised keys and values. They are this rank's own, in the order of its kernel."""
-        listing = self.reader.infos(self.pool, SCALES)
+    def scales(self, type_: str, pool: Any, layers: Sequence[int], *, page: int, window: int | None = None) -> None:
+        """Scales of block-quantised keys and values. They are this rank's own, in the order of its kernel.
+
+        Args:
+            type_: The state type.
+            pool: The pool that lists them, which is the walk's, or within it. One without such values lists none.
+            layers: Global layers that have them.
+            page: Tokens of a page.
+            window: Tokens that the layers look back, if they have a window.
+        """
+        listing = self.reader.infos(pool, SCALES)
         if listing.entries:
-            named = listing.by_layer([(part, self.full_layers) for part in ("k_scale", "v_scale")])
+            named = listing.by_layer([(part, layers) for part in ("k_scale", "v_scale")])
             tp = self.geometry.tp
-            self.add("block_scale", named, partial(own_layout, tp=tp), page=page, tp=tp)
+            self.add(type_, named, partial(own_layout, tp=tp), page=page, window=window, tp=tp)
 
     def starts_at(self, *layers: int) -> None:
         """Check the first layer of the stage that the pool states."""

@@ -68,8 +68,9 @@ def become(arguments: Sequence[str]) -> None:
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args
-    from support import late_layers
+    from support import late_layers, poison
 
     late_layers.install()
+    poison.install()
     load_plugins()
     run_server(prepare_server_args(list(arguments)))

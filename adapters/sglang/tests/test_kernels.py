@@ -1,4 +1,4 @@
-"""Stand-ins for kernels give what SGLang's own Triton kernels give, where Triton's interpreter can run those."""
+"""Stand-ins for kernels give what SGLang's own give: in Triton, where its interpreter can run those, or in torch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import sys
 import pytest
 from engine_environments import SGLANG
 from support.forks import PATH
+from support.newest import OLDER
 
-MOST = 1e-5
-"""The largest difference: of the order of rounding, for numbers around 1."""
+MOST = {"index keys": 1e-2}
+"""The largest difference: of the order of rounding, for numbers around 1. SGLang rounds scores of keys to bfloat16."""
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +26,9 @@ def differences() -> dict[str, dict[str, float]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["gates", "delta net", "Kimi's delta attention"])
+OF_THE_NEWEST = "hyper-connections", "index keys", "keys"
+
+
+@pytest.mark.parametrize("name", ["gates", "delta net", "Kimi's delta attention", *(() if OLDER else OF_THE_NEWEST)])
 def test_a_stand_in_gives_what_the_kernel_gives(differences: dict[str, dict[str, float]], name: str) -> None:
-    assert all(0 <= each < MOST for each in differences[name].values()), differences[name]
+    assert all(0 <= each < MOST.get(name, 1e-5) for each in differences[name].values()), differences[name]

@@ -1,6 +1,7 @@
 """Real models of SGLang's, one family after the other: two servers each, over tcp, and the tokens of transformers.
 
 Their kernels are stand-ins (`support/kernels`). Everything else is SGLang's: pools, schedulers, layers, plans of pages.
+The pools are poisoned (`support/poison.py`), and what decode names for each request is poisoned again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from engine_processes import running
 from support.families import FAMILIES
 from support.models import generate, prompt_of
 from support.newest import OLDER
+from support.poison import POISONED
 from support.servers import Alone, Pair, Posted
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ CONFIG = {"backend": "tcp", "verify": "digest"}
 PAGES = ["--page-size", "16", "--chunked-prefill-size", "32"]
 CONVOLUTIONS = {"SGLANG_MAMBA_CONV_DTYPE": "float32"}
 """By default SGLang keeps inputs of convolutions in bfloat16, and transformers does not."""
+PLAIN_ROUTER = {"SGLANG_OPT_USE_BF16_ROUTER_GEMM": "0"}
+"""By default MiniMax's router multiplies by a kernel of a card."""
 CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 CACHED = ["--disaggregation-decode-enable-radix-cache"]
 UNBUFFERED = OLDER or not {"STATELINK_PREFILL_PYTHON", "STATELINK_DECODE_PYTHON"}.isdisjoint(os.environ)
@@ -64,6 +68,7 @@ class Case(NamedTuple):
 
 
 TWO = ("--tp", "2")
+SPARSE = "kv, minimax_index_k, minimax_dense_kv, aux"
 CASES = {
     "deepseek": Case("deepseek", "kv, aux", decode=tuple(CACHED), cached=96),
     "qwen-next": Case("qwen-next", "kv, mamba, aux", environment=CONVOLUTIONS),
@@ -79,10 +84,16 @@ CASES = {
         cached=64,
         alone=True,
     ),
+    "minimax": Case("minimax", SPARSE, decode=tuple(CACHED), environment=PLAIN_ROUTER, cached=96),
+    # State moves token by token, so the rest of decode's last page stays poisoned.
+    "deepseek-pages": Case("deepseek", "kv, aux", decode=("--page-size", "64")),
+    "minimax-pages": Case("minimax", SPARSE, decode=("--page-size", "64"), environment=PLAIN_ROUTER),
     "deepseek-2-1": Case("deepseek", "kv, aux", prefill=TWO, environment=CORES),
     "deepseek-1-2": Case("deepseek", "kv, aux", decode=TWO, environment=CORES),
     "qwen-next-2-1": Case("qwen-next", "kv, mamba, aux", prefill=TWO, environment={**CORES, **CONVOLUTIONS}),
     "qwen-next-1-2": Case("qwen-next", "kv, mamba, aux", decode=TWO, environment={**CORES, **CONVOLUTIONS}),
+    "minimax-2-1": Case("minimax", SPARSE, prefill=TWO, environment={**CORES, **PLAIN_ROUTER}),
+    "minimax-1-2": Case("minimax", SPARSE, decode=TWO, environment={**CORES, **PLAIN_ROUTER}),
     "kimi-2-1": Case("kimi", "kv, mamba, aux", prefill=TWO, environment={**CORES, **CONVOLUTIONS}),
     "kimi-1-2": Case("kimi", "kv, mamba, aux", decode=TWO, environment={**CORES, **CONVOLUTIONS}),
 }
@@ -134,6 +145,7 @@ def test_the_tokens_are_right(name: str, models: Callable[[str], Path], tmp_path
     with running(Pair(tmp_path, model, CONFIG, common=common, **given)) as pair:
         for server in (pair.prefill, pair.decode):
             assert f"Statelink backend 'tcp' moves {case.moved} of this" in server.logged()
+            assert POISONED in server.logged()
         for prompt, expected in zip(PROMPTS, right, strict=False):
             first, second = pair.generate(prompt)
             assert (first.tokens, second.tokens) == (expected[:1], expected), len(prompt)

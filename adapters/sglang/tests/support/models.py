@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VOCABULARY = 512
+ORACLE = "transformers"
+"""Folder within a model's, of the same model as transformers names it, where that differs."""
 
 
 def make_llama(folder: Path, context: int = 2048, layers: int = 2) -> Path:
@@ -61,6 +63,16 @@ def generate(folder: Path, prompt: list[int], count: int) -> list[int]:
     return tokens
 
 
+def log_probabilities(folder: Path, prompt: list[int], tokens: list[int]) -> list[float]:
+    """How likely transformers takes each of the tokens to be, after the prompt and those before it."""
+    import torch
+
+    with torch.no_grad():
+        logits = _loaded(folder)(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+    said: list[float] = logits.float().log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0].tolist()
+    return said
+
+
 def embeddings(folder: Path, prompt: list[int]) -> list[list[float]]:
     """The embedding that a model has for each token of a prompt."""
     rows: list[list[float]] = _loaded(folder).get_input_embeddings().weight[prompt].tolist()
@@ -74,7 +86,8 @@ def _loaded(folder: Path) -> Any:
 
     torch.set_num_threads(1)  # several would wait for each other beside schedulers that never sleep
     loader: Any = AutoModelForCausalLM
-    return loader.from_pretrained(folder).float().eval()
+    theirs = folder / ORACLE
+    return loader.from_pretrained(theirs if theirs.exists() else folder).float().eval()
 
 
 def make_model(folder: Path, config: dict[str, Any]) -> Path:

@@ -8,8 +8,10 @@ whose tokens a wrong kernel would not give; where transformers has no such model
 
 from __future__ import annotations
 
-from .. import events
-from . import attention, elementwise, hierarchy, images, pages, pinned, recurrent, speculation
+import torch
+
+from .. import events, newest
+from . import attention, deepseek_v4, elementwise, hierarchy, images, minimax, pages, pinned, recurrent, speculation
 
 __all__ = ["after_imports", "before_imports"]
 
@@ -24,5 +26,8 @@ def before_imports() -> None:
 def after_imports() -> None:
     """Put the other kernels where SGLang looks for them, in this process. SGLang is imported."""
     events.install()
-    for family in (attention, elementwise, hierarchy, pages, pinned, recurrent, speculation):
+    for family in (attention, elementwise, hierarchy, minimax, pages, pinned, recurrent, speculation):
         family.after_imports()
+    if not newest.OLDER:
+        deepseek_v4.after_imports()
+    torch.compiler.set_stance("force_eager")  # SGLang's plain functions are compiled for each shape otherwise

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["after_imports"]
+__all__ = ["FP8", "IndexKeys", "after_imports", "attend"]
 
 
 def after_imports() -> None:
@@ -26,7 +26,7 @@ def after_imports() -> None:
     _install_indexer()
 
 
-def _attend(
+def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, cap: float
 ) -> torch.Tensor:
     """q is (T, heads, D), k is (S, KV heads, D), v is (S, KV heads, DV), mask is (T, S): which keys a query sees."""
@@ -87,7 +87,7 @@ def extend_attention(
             mask = mask.tril(all_ - new)
         if window > 0:
             mask &= torch.arange(all_)[None] > torch.arange(all_ - new, all_)[:, None] - window
-        o[at : at + new] = _attend(q[at : at + new], keys, values, mask, scale, cap).to(o.dtype)
+        o[at : at + new] = attend(q[at : at + new], keys, values, mask, scale, cap).to(o.dtype)
 
 
 def decode_attention(
@@ -128,7 +128,7 @@ def decode_attention(
         if window > 0:
             mask &= torch.arange(length)[None] > length - 1 - window
         part = slice(number, number + 1)
-        o[part] = _attend(q[part], k_buffer[places], v_buffer[places], mask, scale, cap).to(o.dtype)
+        o[part] = attend(q[part], k_buffer[places], v_buffer[places], mask, scale, cap).to(o.dtype)
 
 
 # DeepSeek's sparse attention: an indexer chooses tokens, and attention is over those.
@@ -208,7 +208,7 @@ def _choose_tokens(
     queries[..., :rope] = turned.reshape(queries[..., :rope].shape)
     key[:, :rope] = turned_key.reshape(key[:, :rope].shape)
     tokens = getattr(pool, "index_page_size", pool.page_size)  # SGLang 0.5.21 has no pages of another size for them
-    pages = _IndexKeys(pool.get_index_k_with_scale_buffer(layer_id=layer_id), tokens, width)
+    pages = IndexKeys(pool.get_index_k_with_scale_buffer(layer_id=layer_id), tokens, width)
     pages.write(forward_batch.out_cache_loc, key)
     if not return_indices:
         return None
@@ -234,7 +234,7 @@ def _choose_tokens(
     return out
 
 
-class _IndexKeys:
+class IndexKeys:
     """The index keys of one layer, in the pool's own memory."""
 
     def __init__(self, buffer: torch.Tensor, page: int, width: int) -> None:

@@ -142,3 +142,11 @@ def test_a_model_has_the_state_that_is_known_of_it(started: dict[str, Started]) 
         "Qwen3.5": {("mamba",)},
     }
     assert found.keys() == MODELS.keys()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_of_its_kind_runs_as_servers(name: str) -> None:
+    module, case = MODELS[name].ran
+    tests = Path(__file__).with_name(f"{module}.py").read_text()
+    assert "pytest.mark.servers" in tests
+    assert f'"{case}"' in tests or not case

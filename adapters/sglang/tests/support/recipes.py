@@ -79,16 +79,24 @@ class Model(NamedTuple):
     Attributes:
         config: A tiny one of the same architecture.
         pools: The kind of its pools in `support.pools`, or ``v4``.
+        ran: Which test runs servers with a model of this kind: its module, and a case in it, if there are several.
     """
 
     config: Mapping[str, Any]
     pools: str
+    ran: tuple[str, str]
 
 
 MODELS = {
-    "DeepSeek-R1": Model({**LATENT, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}, "mla"),
+    "DeepSeek-R1": Model(
+        {**LATENT, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"},
+        "mla",
+        ("test_models", "deepseek"),
+    ),
     "GLM-5.x": Model(
-        {**LATENT, **INDEXED, "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa"}, "dsa"
+        {**LATENT, **INDEXED, "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa"},
+        "dsa",
+        ("test_models", "sparse"),
     ),
     "DeepSeek-V4": Model(
         {
@@ -102,6 +110,7 @@ MODELS = {
             "sliding_window": 128,
         },
         "v4",
+        ("test_deepseek_v4_servers", "deepseek-v4"),
     ),
     "Qwen3-32B": Model(
         {
@@ -116,6 +125,7 @@ MODELS = {
             "vocab_size": 512,
         },
         "mha",
+        ("test_pair", ""),
     ),
     "Qwen3.5": Model(
         {
@@ -136,6 +146,7 @@ MODELS = {
             },
         },
         "gdn",
+        ("test_models", "qwen-next"),
     ),
 }
 

@@ -214,15 +214,11 @@ def make_deepseek_v4(folder: Path) -> Path:
     }
     for before, after in ours.items():
         weights = {name.replace(before, after): each for name, each in weights.items()}
-    weights |= _drafting(weights, "layers.1.", "mtp.0.") | {
-        f"mtp.0.{name}": weights[name].clone()
-        for name in ("hc_head_fn", "hc_head_base", "hc_head_scale", "norm.weight")
-    }
     config = json.loads((theirs / "config.json").read_text())
     for name in ("layer_types", "mlp_layer_types", "rope_parameters", "compress_rates", "swiglu_limit"):
         config.pop(name)
     config |= {
-        **{**common, "num_nextn_predict_layers": 1, "compress_ratios": [*ratios, 0]},
+        **{**common, "compress_ratios": [*ratios, 0]},
         **{"qk_rope_head_dim": 64, "window_size": 128, "rope_scaling": yarn},
         **{"n_hash_layers": 1, "num_hash_layers": 1, "n_group": 1, "topk_group": 1, "topk_method": "noaux_tc"},
         **{"first_k_dense_replace": 0, "moe_layer_freq": 1},

@@ -45,7 +45,6 @@ def after_imports() -> None:
     experts.biased_topk_jit_kernel_impl = topk.biased_topk_impl  # SGLang's own, in torch
     backends: Any = deepseek_v4_trtllm_backend
     backends.create_deepseek_v4_attn_backend = lambda runner, **more: _backend()(runner)
-    backends.create_deepseek_v4_multistep_backend = Steps
     # SGLang allows keys in FP8 on a CPU with its backend for newer CPUs alone. This model's pool has no others.
     configured: Any = pools
     original, has_amx = pools.attention_backends, pools.cpu_has_amx_support
@@ -195,27 +194,11 @@ def _parts(batch: Any) -> Iterator[Part]:
     if batch.forward_mode.is_idle():
         return
     rows, at = batch.req_pool_indices.tolist(), 0
-    if batch.forward_mode.is_target_verify():
-        counts = [batch.spec_info.draft_token_num] * len(rows)
-    elif batch.forward_mode.is_extend(include_draft_extend_v2=True):
-        counts = batch.extend_seq_lens.tolist()
-    else:
-        counts = [1] * len(rows)
+    counts = batch.extend_seq_lens.tolist() if batch.forward_mode.is_extend() else [1] * len(rows)
     for row, count in zip(rows, counts, strict=False):
         first = int(batch.positions[at])
         yield Part(row, first, first + count, at)
         at += count
-
-
-class Steps:
-    """What drafts one token after another: a backend for each step but the last, whose token needs no more."""
-
-    def __init__(self, runner: Any, topk: int, steps: int) -> None:
-        assert topk == 1, "the tests draft chains"
-        self.attn_backends = [_backend()(runner) for _ in range(steps - 1)]
-
-    def init_forward_metadata(self, batch: Any) -> None:
-        """As the backends'."""
 
 
 def _backend() -> Any:
@@ -234,7 +217,7 @@ def _backend() -> Any:
             self.chosen: dict[int, list[torch.Tensor]] = {}
 
         def init_forward_metadata(self, batch: Any) -> None:
-            """All of it is worked out when a layer asks: a draft's steps change the batch."""
+            """All of it is worked out when a layer asks."""
 
         def init_forward_metadata_out_graph(self, batch: Any, in_capture: bool = False) -> None:
             """The same."""

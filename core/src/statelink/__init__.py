@@ -12,7 +12,7 @@ from __future__ import annotations
 from .backend import hookimpl
 from .config import LinkConfig
 from .errors import StatelinkError
-from .link import Link, Receiving, Rendezvous, Room, Sending, Status
+from .link import Link, Receiving, Rendezvous, Room, Sending, Status, Wanted
 from .opening import __version__, open, probe
 from .plan import Pages, content_of, indices_of, layer_groups
 from .registry import Listed, list_backends
@@ -30,6 +30,7 @@ __all__ = [
     "Sending",
     "StatelinkError",
     "Status",
+    "Wanted",
     "__version__",
     "content_of",
     "hookimpl",

@@ -22,7 +22,7 @@ from ._status import Status
 from ._verify import check_hash, check_verify
 from .decode import LANDING_ROUND_SECONDS, Receiving
 from .peers import Peer, Rendezvous, StaticRendezvous, this_process
-from .prefill import Sending
+from .prefill import Sending, Wanted
 
 __all__ = [
     "LANDING_ROUND_SECONDS",
@@ -36,6 +36,7 @@ __all__ = [
     "Sending",
     "StaticRendezvous",
     "Status",
+    "Wanted",
     "ask",
     "check_hash",
     "check_verify",

@@ -21,7 +21,7 @@ from ._room_table import RoomTable, closed, suspended, unfinished
 from ._switch_interval import SwitchInterval
 from .decode import DecodeRole, Receiving
 from .peers import can_receive, can_send
-from .prefill import PrefillRole, Sending
+from .prefill import PrefillRole, Sending, Wanted
 
 if TYPE_CHECKING:
     from statelink.state import Inventory
@@ -196,6 +196,28 @@ class Link:
         known = 1 if tokens is None else tokens
         room, known, deadline = self._valid(room, known, deadline, content)
         return role.send(room, None if tokens is None else known, deadline, content or b"")
+
+    def wanted(self, timeout: float = 0.0) -> list[Wanted]:
+        """On prefill: rooms that decode asks for, and that this link has not opened. Each is named once.
+
+        For an engine that serves requests of which only decode knows, such as those for what a prefix cache holds. It
+        opens each of these rooms with `send`, and aborts at once what it cannot serve: decode then hears the reason. A
+        room that nobody opens fails on decode at its deadline.
+
+        From the first call on, rooms wait here for the next one, with those for which decode had asked earlier.
+
+        Args:
+            timeout: Seconds to wait for the first one. Does not wait by default.
+
+        Raises:
+            RoomError: ``timeout`` is no number.
+            ConfigError: This link's role is ``decode``.
+            ClosedError: The link is closed.
+        """
+        if self._prefill is None:
+            raise _not_this_role("wanted()", "prefill", self._context.config.role)
+        self._check_open()
+        return self._prefill.wanted(wait_time(timeout))
 
     def decline(self, room: int, peer: Peer, why: str = "the engine declined it") -> None:
         """On decode: tell a prefill instance that this side will not receive a room, which it never opened.

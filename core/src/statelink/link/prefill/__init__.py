@@ -15,7 +15,8 @@ turns.
 
 from __future__ import annotations
 
+from ._requests import Wanted
 from ._role import PrefillRole
 from ._sending import Sending
 
-__all__ = ["PrefillRole", "Sending"]
+__all__ = ["PrefillRole", "Sending", "Wanted"]

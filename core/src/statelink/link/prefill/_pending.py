@@ -85,6 +85,10 @@ class PendingRequests:
         """Whether there is a request for a room. Any thread."""
         return room in self._rooms
 
+    def first(self) -> list[Request]:
+        """For each room, the request that came first."""
+        return [next(iter(asked.values())).request for asked in self._rooms.values()]
+
     def rooms(self, most: int) -> list[str]:
         """Some of the rooms for which there are requests, each with the peer that asked last."""
         found = itertools.islice(self._rooms.items(), most)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, NamedTuple
 
 from statelink import wire
 from statelink.backend import Side
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from ._pending import Asked
     from ._sending_state import SendingState
 
-__all__ = ["Requests"]
+__all__ = ["Requests", "Wanted"]
 
 
 MOST_PENDING = 65536
@@ -36,6 +37,22 @@ REUSED = "a room id is used again"
 DOUBT_SECONDS = 1.0
 """Seconds that decode's request waits for a room, if the last room that prefill opened may have been meant for it."""
 HINT = "take another id for each request, the same on both sides"
+
+
+class Wanted(NamedTuple):
+    """A room that decode asks for, and that prefill's engine has not opened.
+
+    Attributes:
+        room: Its id.
+        tokens: N: positions of the request; ``None`` if decode leaves them to prefill.
+        prefix: P: positions that decode holds already.
+        content: What the request is, as decode states it; empty if it states nothing.
+    """
+
+    room: int
+    tokens: int | None
+    prefix: int
+    content: bytes
 
 
 class Requests:
@@ -63,6 +80,10 @@ class Requests:
         """Requests of ranks to which the backend still connects. Nothing was looked at of them."""
         self._tombstones = Tombstones(context.now, context.config.deadline)
         self._claims = Claims(context.now, context.channel, ranks, self._pending, self._tombstones)
+        self.wanted: SimpleQueue[Wanted] = SimpleQueue()
+        """Rooms that decode asks for, for an engine that opens those. A thread of the engine takes them."""
+        self.wants = False
+        """Whether the engine does."""
 
     # What decode says.
 
@@ -96,6 +117,8 @@ class Requests:
             what = "the room has ended on prefill"
             self.answer(rank, message, room.reason or room.reason_for("room.ended", what))
             return
+        if self.wants and room is None and not self._pending.asked_for(message.room):
+            self._want(message)
         self._keep(message, rank)
         if self._tombstones.any_given_up():
             self._doubt(message, rank)
@@ -104,6 +127,19 @@ class Requests:
         """A rank is attached, or was refused: handle its requests that came while the backend connected to it."""
         for message in self._early.take(rank.name):
             self.request(message, rank)
+
+    def want(self) -> None:
+        """Rooms that decode asks for wait in `wanted` from now on, with those for which it has asked."""
+        if not self.wants:
+            self.wants = True
+            for message in self._pending.first():
+                if self._rooms.get(message.room) is None:
+                    self._want(message)
+
+    def _want(self, message: wire.Request) -> None:
+        if self.wanted.qsize() < MOST_PENDING:  # more than that cannot wait for their rooms, either
+            tokens = None if message.least else message.tokens
+            self.wanted.put(Wanted(message.room, tokens, message.prefix, message.content))
 
     def _meet(self, room: SendingState, message: wire.Request, rank: DecodeRank) -> None:
         """A rank asks for an open room that belongs to no instance yet."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from queue import Empty
 from typing import TYPE_CHECKING, Any
 
 from statelink import wire
@@ -22,10 +24,14 @@ if TYPE_CHECKING:
 
     from ._decode_ranks import DecodeRank
     from ._outgoing import OutgoingDelivery
+    from ._requests import Wanted
 
 __all__ = ["PrefillRole"]
 
 log = logger("statelink.link")
+
+MOST_WANTED = 1024
+"""Most rooms that one call names."""
 
 AboutDelivery = wire.Received | wire.Failed | wire.Note
 
@@ -78,6 +84,18 @@ class PrefillRole:
         if state.deadline - state.opened < self._soon or self._requests.wait_for(state):
             loop.wake()
         return sending
+
+    def wanted(self, timeout: float) -> list[Wanted]:
+        """See `Link.wanted`. A thread of the engine, which waits."""
+        requests = self._requests
+        found: list[Wanted] = []
+        if not requests.wants:
+            self._context.post_job(requests.want)
+        with contextlib.suppress(Empty):
+            found.append(requests.wanted.get(timeout > 0, timeout))
+            while len(found) < MOST_WANTED:
+                found.append(requests.wanted.get_nowait())
+        return found
 
     def _open(self, room: SendingState) -> None:
         self._table.watch(room)

@@ -24,6 +24,7 @@ class Behaviour(NamedTuple):
         lists_prefix: State types of which decode lists the pages of its prefix, too, although they need not arrive.
         checkpoint: The function with which the prefix cache takes what a request has computed.
         computed: How many tokens a request has once the forward pass has run in which it is.
+        loads_linkers: Whether SGLang loads a linker by its name.
     """
 
     until: int = 2
@@ -34,11 +35,12 @@ class Behaviour(NamedTuple):
     lists_prefix: frozenset[str] = frozenset()
     checkpoint: str = "checkpoint_kv_cache"
     computed: Callable[[Any], int] = attrgetter("extend_end")
+    loads_linkers: bool = True
 
 
 INDEX_KEYS = frozenset({"dsa", "minimax_index_k"})
 RELEASES = {
-    "0.5.22": Behaviour(agrees=False, counts_held=False, lists_prefix=INDEX_KEYS),
+    "0.5.22": Behaviour(agrees=False, counts_held=False, lists_prefix=INDEX_KEYS, loads_linkers=False),
     "0.5.21": Behaviour(
         until=1,
         device_only=0,
@@ -48,6 +50,7 @@ RELEASES = {
         lists_prefix=INDEX_KEYS,
         checkpoint="maybe_cache_unfinished_req",
         computed=attrgetter("extend_range.end"),
+        loads_linkers=False,
     ),
 }
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ._offer_table import NEWS_PATH, OFFERS_PATH, Known
 from ._proofs import KeyPair, key_in
 from ._server import KEY_HEADER, MAX_ANSWER, PATH, PROOF_HEADER, ROOMS_PATH, SCHEMA, Row
 
@@ -108,18 +109,48 @@ class Bootstrap:
         """
         self._put(ROOMS_PATH, {"schema": SCHEMA, "dp_rank": dp_rank, "rooms": list(rooms)}, timeout)
 
-    def _put(self, path: str, content: dict[str, Any], timeout: float) -> None:
+    def put_offers(self, content: dict[str, Any], timeout: float) -> str:
+        """Tell the server what a decode server offers. Returns the name of the table that has taken it.
+
+        Args:
+            content: What an `OfferTable` takes.
+            timeout: As for `put`.
+
+        Raises:
+            OSError: It does not answer.
+            ValueError: It refuses, or answers something else.
+        """
+        return str(self._put(OFFERS_PATH, {"schema": SCHEMA, **content}, timeout).get("name", ""))
+
+    def news(self, known: Known, timeout: float) -> dict[str, Any]:
+        """What decode servers offer, as the server knows it: see `OfferTable.news`.
+
+        Args:
+            known: What this rank knows.
+            timeout: Seconds for an answer, beside those for which the server may wait.
+
+        Raises:
+            OSError: It does not answer.
+            ValueError: It refuses, or answers something else.
+        """
+        answer = self._put(NEWS_PATH, {"schema": SCHEMA, **known._asdict()}, known.seconds + timeout)
+        if not {"name", "version", "servers", "offers"} <= {*answer}:
+            raise ValueError(f"the bootstrap server at {self.address} gave an answer of another kind")
+        return answer
+
+    def _put(self, path: str, content: dict[str, Any], timeout: float) -> dict[str, Any]:
         body = _body(content)
         for last in (False, True):
             proof = self._pair.prove(self._server, path, body) if self._server else ""
             headers = {KEY_HEADER: self._pair.public, PROOF_HEADER: proof}
             status, answer = _exchange(self.address, "PUT", path, body, timeout, headers)
             if status == 200:
-                return
+                return answer
             key = answer.get("key")
             if last or status != 401 or type(key) is not str:
                 raise _refusal(self.address, status, answer)
             self._server = key
+        raise AssertionError("the last answer was looked at")
 
 
 def ask(address: str, timeout: float, allow: frozenset[str] | None = None) -> Found:

@@ -30,6 +30,7 @@ from ._hooks import making_manager
 from ._http import Bootstrap
 from ._inventory import Pools, describe_pools
 from ._limits import Server, check_server
+from ._offering import linker_of
 from ._options import read_options
 from ._proofs import KeyPair, allowed
 from ._recompute import Recomputed, recompute
@@ -38,6 +39,8 @@ from ._server import SCHEMA, Row
 
 if TYPE_CHECKING:
     from statelink import Link, Receiving, Room
+
+    from .linker import Linker
 
 __all__ = ["Manager", "Timeouts"]
 
@@ -94,6 +97,8 @@ class Manager(BaseKVManager):
     scheduler: Any = None
     """The scheduler of the queue that made it."""
     attn_cp_rank, attn_cp_size = 0, 1
+    linker: Linker | None = None
+    """The linker of the scheduler's prefix cache, if it is Statelink's."""
 
     def __init__(
         self, args: Any, disaggregation_mode: Any, server_args: Any, is_mla_backend: bool | None = False
@@ -160,17 +165,11 @@ class Manager(BaseKVManager):
                 hint="start the server without a draft model, or without 'rows'",
                 code="config.engine",
             )
-        components, self.lists = describe_pools(pools, args)
+        self._components, self.lists = describe_pools(pools, args)
         self.has_rows = pools.rows
         self.set_layers()
-        self._inventory = state.describe(
-            instance,
-            components,
-            rank=self._rank,
-            ranks=self._ranks,
-            axes={"tp": self._place, "pp": (self._stage, self.stages)},
-            model=self._options.model or _identity(config),
-        )
+        self._instance, self._model = instance, self._options.model or _identity(config)
+        self._inventory = self.describe()
         self.link: Link = self._open()
         self.page_size: int = args.page_size
         self._reopens = False
@@ -189,6 +188,9 @@ class Manager(BaseKVManager):
         else:
             self.calls, self.pushes = Calls(), Calls()
             self.register_to_bootstrap()
+        self.linker = linker_of(queue.scheduler)
+        if self.linker is not None:
+            self.linker.open(self, _bootstrap_address())
         log.info(
             "Statelink backend %r moves %s of this %s rank %d of %d%s; its link listens at %s",
             self.link.backend,
@@ -202,15 +204,31 @@ class Manager(BaseKVManager):
 
     # The link.
 
+    def describe(self, more: str = "", without: str = "") -> state.Inventory:
+        """What a link of this rank moves.
+
+        Args:
+            more: Follows the instance's name.
+            without: A component that the link does not move.
+        """
+        return state.describe(
+            self._instance + more,
+            [each for each in self._components if each.component.name != without],
+            rank=self._rank,
+            ranks=self._ranks,
+            axes={"tp": self._place, "pp": (self._stage, self.stages)},
+            model=self._model,
+        )
+
     def _same_everywhere(self, value: str) -> str:
         """The value of the first rank, for all ranks. Every rank must call this."""
-        return str(self._gathered(value)[0])
+        return str(self.gathered(value)[0])
 
     def _anywhere(self, flag: bool) -> bool:
         """Whether the flag is set on any rank. Every rank must call this."""
-        return any(self._gathered(flag))
+        return any(self.gathered(flag))
 
-    def _gathered(self, value: Any) -> list[Any]:
+    def gathered(self, value: Any) -> list[Any]:
         """The values of all ranks, in the order of their numbers. Every rank must call this."""
         values = [value]
         for group in self._groups:  # the ranks of a stage, and then the stages
@@ -220,7 +238,7 @@ class Manager(BaseKVManager):
     def _open(self) -> Link:
         link = statelink.open(self._options.link, self._inventory)
         if self._ranks > 1 and (self.role == "decode" or self.stages > 1):
-            everyone = self._gathered(link.address)
+            everyone = self.gathered(link.address)
             link.siblings([each for rank, each in enumerate(everyone) if rank != self._rank])
         return link
 
@@ -234,6 +252,8 @@ class Manager(BaseKVManager):
         requests. If a call has not returned by then, the memory stays registered under it. This is logged. The link is
         closed as soon as the call has returned, and `register_buffer_to_engine` opens another one.
         """
+        if self.linker is not None:
+            self.linker.shut()
         why, until = "SGLang gives its memory away", time.monotonic() + SUSPENDING_SECONDS
         self.declines.keep()
         self._abort_rooms(why)  # they quiesce while the calls are waited for
@@ -303,6 +323,8 @@ class Manager(BaseKVManager):
             self.link = self._open()
             if self.role == "prefill":
                 self.register_to_bootstrap()
+        if self.linker is not None:
+            self.linker.open(self, _bootstrap_address())
         self.declines.send(self.link)
 
     # Prefill: layers that leave while the forward pass runs.

@@ -45,13 +45,14 @@ def _register() -> None:
     HookRegistry.register(f"{UTILS}.get_kv_class", around_get_kv_class, HookType.AROUND)
     hooks: dict[str, Any] = dict(_arguments.AROUND)
     if loaded(SCHEDULER):  # naming a scheduler's module would import it; the other processes need none of this
-        from . import _admission, _deferred, _hooks, _layers, _stages
+        from . import _admission, _deferred, _hooks, _layers, _offering, _stages
 
         hooks.update(_hooks.AROUND)
         hooks.update(_admission.AROUND)
         hooks.update(_stages.AROUND)
         hooks.update(_deferred.AROUND)
         hooks.update(_layers.AROUND)
+        hooks.update(_offering.AROUND)
     if loaded(CONTROLLER):
         hooks.update(_routing.AROUND)
     if loaded(TOKENIZER) or not any(map(loaded, (SCHEDULER, CONTROLLER, DETOKENIZER))):

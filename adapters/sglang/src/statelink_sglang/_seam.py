@@ -28,6 +28,8 @@ DECODE = "sglang.srt.disaggregation.decode"
 REQUEST = "sglang.srt.managers.schedule_batch"
 STAGES = "sglang.srt.managers.scheduler_pp_mixin"
 CACHE = "sglang.srt.mem_cache.common"
+TREE = "sglang.srt.mem_cache.unified_radix_cache"
+LINKER = "sglang.srt.mem_cache.unified_cache.unified_cache_linker"
 BACKEND = "sglang.srt.layers.attention.base_attn_backend"
 
 # fmt: off
@@ -118,6 +120,19 @@ SCHEDULER_CALLS: dict[str, str] = {
     f"{STAGES}:SchedulerPPMixin._pp_recv_pyobj_from_prev_stage": "self",
     f"{STAGES}:SchedulerPPMixin.get_rids": "self req_queue is_send *poll_statuses_group",
     f"{STAGES}:SchedulerPPMixin.process_decode_transfer_queue": "self release_rids",
+    f"{DECODE}:SchedulerDisaggregationDecodeMixin.process_decode_queue": "self",
+    f"{TREE}:UnifiedRadixCache.check_hicache_events": "self",
+    f"{TREE}:UnifiedRadixCache.path_device_indices": "self node",
+    f"{LINKER}:UnifiedCacheLinker.lookup": "@abstract self rid transfers",
+    f"{LINKER}:UnifiedCacheLinker.load": "@abstract self rid transfers",
+    f"{LINKER}:UnifiedCacheLinker.start_layer_wise_loading": "@abstract self",
+    f"{LINKER}:UnifiedCacheLinker.finish_layer_wise_loading": "@abstract self counter_index",
+    f"{LINKER}:UnifiedCacheLinker.cancel_queued_load": "@abstract self rid",
+    f"{LINKER}:UnifiedCacheLinker.offload": "@abstract self transfers session_id=",
+    f"{LINKER}:UnifiedCacheLinker.num_completed_offloads": "@abstract self",
+    f"{LINKER}:UnifiedCacheLinker.pop_completed_offload": "@abstract self",
+    f"{LINKER}:UnifiedCacheLinker.record_offload_ready": "self",
+    f"{LINKER}:UnifiedCacheLinkerWrapper._offload_node": "self node_id transfers",
     f"{UTILS}:is_aborted": "req",
     f"{REQUEST}:Req.set_finish_with_abort": "self error_msg status_code= err_type=",
 }
@@ -147,15 +162,17 @@ VARIABLES: dict[str, str] = {
 SCHEDULER_ATTRIBUTES: dict[str, str] = {
     f"{PREFILL}:PrefillBootstrapQueue": "token_to_kv_pool draft_token_to_kv_pool metadata_buffers scheduler",
     f"{DECODE}:DecodePreallocQueue": "token_to_kv_pool draft_token_to_kv_pool metadata_buffers scheduler "
-    "transfer_queue kv_manager",
+    "transfer_queue kv_manager queue retracted_queue",
     f"{DECODE}:DecodeTransferQueue": "deferred_kv_release_timeout gloo_group queue _deferred_releases",
     f"{SCHEDULER}:Scheduler": "model_config req_to_token_pool sliding_window_size disagg_decode_transfer_queue "
     "disagg_decode_prealloc_queue disagg_prefill_bootstrap_queue device_module enable_overlap forward_stream pp_group "
-    "schedule_stream tp_worker",
+    "schedule_stream tp_worker tree_cache",
     f"{REQUEST}:Req": "bootstrap_host bootstrap_port bootstrap_room cache_salt disagg_kv_sender disagg_prefill_dp_rank "
     "extend_end input_embeds kv logprob lora_id pending_bootstrap start_send_idx "
     "multimodal_inputs origin_input_ids output_ids positional_embed_overrides return_logprob sampling_params",
     f"{UTILS}:MetadataBuffers": "output_top_logprobs_val",
+    f"{TREE}:UnifiedRadixCache": "linker",
+    f"{LINKER}:UnifiedCacheLinkerWrapper": "cache_linker pending_offloads",
 }
 """Attributes that are read, among others, and that methods of the class set. In schedulers."""
 
@@ -168,6 +185,8 @@ RELEASES: dict[str, dict[str, str | None]] = {
         f"{BASE}:StateType": "-REQUEST_ROW",
         f"{BASE}:KVArgs": "-kv_layout",
         f"{BASE}:BaseKVManager": "-should_verify_kv_checksum",
+        f"{LINKER}:UnifiedCacheLinker.offload": "@abstract self transfers",
+        f"{LINKER}:UnifiedCacheLinker.record_offload_ready": None,
     },
     "0.5.21": {
         f"{CACHE}:checkpoint_kv_cache": None,
@@ -177,6 +196,8 @@ RELEASES: dict[str, dict[str, str | None]] = {
         f"{BASE}:BaseKVSender.__init__": "@abstract self mgr bootstrap_addr bootstrap_room dest_tp_ranks pp_rank "
         "req_has_disagg_prefill_dp_rank=",
         f"{BASE}:BaseKVReceiver": "-is_abort_release_safe",
+        f"{LINKER}:UnifiedCacheLinker.finish_layer_wise_loading": None,
+        f"{TREE}:UnifiedRadixCache.path_device_indices": None,
         f"{PREFILL}:PrefillBootstrapQueue.pop_bootstrapped": "self return_failed_reqs= pp_good_rids= pp_bad_rids=",
         f"{TOKENIZER}:TokenizerManager._handle_batch_request": "async yield self obj request= request_rids=",
     },

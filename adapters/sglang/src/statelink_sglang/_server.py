@@ -18,12 +18,13 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple, get_type_hints
 
 from statelink.backend import Tally, close_in_children
 
+from ._offer_table import NEWS_PATH, OFFERS_PATH, Known, Offered, OfferTable
 from ._options import read_options
 from ._proofs import KeyPair, allowed, key_in
 
@@ -61,6 +62,8 @@ SWEEP_SHARE = 0.1
 
 MAX_BODY = 1 << 16
 """Most bytes of a row."""
+MAX_BODIES = {OFFERS_PATH: 1 << 20}
+"""Most bytes of other messages, by path."""
 MAX_RANKS = 4096
 """Most ranks of all DP ranks together."""
 MOST_ROOMS = 2000
@@ -143,6 +146,10 @@ class _Rooms(NamedTuple):
         if type(number := given.get("dp_rank")) is not int or not 0 <= number < MAX_RANKS:
             raise ValueError("rooms are told with a DP rank")
         return cls(number, rooms)
+
+
+_Told = Row | _Rooms | Offered | Known
+"""What a rank says, with a proof that it holds its key."""
 
 
 class _Refused(Exception):
@@ -311,6 +318,12 @@ def _decoded(body: bytes) -> Any:
         raise ValueError("JSON that is nested too deeply") from None
 
 
+def _of_this_version(given: Any) -> dict[str, Any]:
+    if not isinstance(given, dict) or given.get("schema") != SCHEMA:
+        raise ValueError(f"this server speaks version {SCHEMA}")
+    return given
+
+
 def _rooms_of(given: Any) -> list[int]:
     """The rooms in decoded JSON.
 
@@ -335,6 +348,7 @@ class _Intake:
 
     def __init__(self, lifetime: float, allow: frozenset[str] | None) -> None:
         self.table = _Table(lifetime)
+        self.offers = OfferTable()
         self._allow = allow
         self._pair = KeyPair()
         self._lock = threading.Lock()
@@ -348,7 +362,7 @@ class _Intake:
             ValueError: It is no message of this path.
         """
         given = _decoded(body)
-        told = Row.read(given) if path == PATH else _Rooms.read(given)
+        told = TOLD[path](given)
         if not self._pair.is_proven(key, proof, path, body):
             # The normal first answer to a rank, which does not know this server's key yet. So it is not logged.
             return 401, {"error": "the message has no proof for the key of this server", "key": self._pair.public}
@@ -356,6 +370,12 @@ class _Intake:
             self._check(key, told)
             if isinstance(told, Row):
                 self.table.put(told, key)
+            elif isinstance(told, Offered):
+                if why := self.offers.put(told, key):
+                    raise _Refused(409, "offers", why)
+                return 200, {"schema": SCHEMA, "name": self.offers.name}
+            elif isinstance(told, Known):
+                return 200, {"schema": SCHEMA, **self.offers.news(told)}
             else:
                 self.table.put_rooms(told.dp_rank, told.rooms, key)
         except _Refused as error:
@@ -366,7 +386,7 @@ class _Intake:
             return error.status, {"error": str(error)}
         return 200, {"schema": SCHEMA}
 
-    def _check(self, key: str, told: Row | _Rooms) -> None:
+    def _check(self, key: str, told: _Told) -> None:
         """Refuse a key that may put nothing, or not this row."""
         if self._allow is not None and key not in self._allow:
             why = f"the key {key} is neither this server's own nor one that it allows; add it to 'allow' of 'keys'"
@@ -374,6 +394,15 @@ class _Intake:
         if isinstance(told, Row) and key_in(told.address) != ("" if self._allow is None else key):
             whose = "none, as this server has none" if self._allow is None else f"{key}, which has put it"
             raise _Refused(403, "address", f"the key in the address of {_shown(told)} is expected to be {whose}")
+
+
+TOLD: dict[str, Callable[[Any], _Told]] = {
+    PATH: Row.read,
+    ROOMS_PATH: _Rooms.read,
+    OFFERS_PATH: lambda given: Offered.read(_of_this_version(given)),
+    NEWS_PATH: lambda given: Known.read(_of_this_version(given)),
+}
+"""What is put at each path."""
 
 
 class BootstrapServer:
@@ -439,23 +468,24 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_PUT(self) -> None:
-        """A rank says where it is, or which rooms it has."""
+        """A rank says where it is, or which rooms it has, or what it offers or knows of offers."""
         key, proof = self.headers.get(KEY_HEADER, ""), self.headers.get(PROOF_HEADER, "")
-        self._take((PATH, ROOMS_PATH), lambda body: self.intake.put(self.path, body, key, proof))
+        put = self.intake.put
+        self._take(dict.fromkeys(TOLD, lambda body: put(self.path, body, key, proof)))
 
     def do_POST(self) -> None:
         """Decode asks which DP ranks have rooms."""
-        self._take((ROOMS_PATH,), lambda body: (200, self.intake.table.ranks(_rooms_of(_decoded(body)))))
+        self._take({ROOMS_PATH: lambda body: (200, self.intake.table.ranks(_rooms_of(_decoded(body))))})
 
-    def _take(self, paths: tuple[str, ...], taker: Callable[[bytes], tuple[int, dict[str, Any]]]) -> None:
+    def _take(self, takers: Mapping[str, Callable[[bytes], tuple[int, dict[str, Any]]]]) -> None:
         """Answer a request that has a body of JSON."""
         try:
-            length = int(self.headers.get("Content-Length", "-1"))
-            if not 0 <= length <= MAX_BODY:
+            length, most = int(self.headers.get("Content-Length", "-1")), MAX_BODIES.get(self.path, MAX_BODY)
+            if not 0 <= length <= most:
                 raise ValueError(f"a body of {length} bytes")
             body = self.rfile.read(length)
-            if self.path in paths:
-                self._answer(*taker(body))
+            if self.path in takers:
+                self._answer(*takers[self.path](body))
             else:
                 self._answer(404, {"error": f"no such path: {self.path:.80}"})
         except ValueError as error:

@@ -21,6 +21,9 @@ from ._items import drop_prefix
 from ._layers import around_checkpoint, around_run_batch
 from ._limits import TESTED_STATE, Server, check_server
 from ._manager import Manager, Timeouts
+from ._offer_table import KEY_DIGITS, MOST_KEYS, Known, Offered, OfferTable
+from ._offering import offered_node
+from ._offers import GRACE_SECONDS, Offers
 from ._options import ALLOWED, VARIABLE, read_options
 from ._proofs import KeyPair, allowed
 from ._receiver import Receiver
@@ -35,7 +38,10 @@ from ._stages import around_pop_bootstrapped
 __all__ = [
     "ALLOWED",
     "FIRST_TOKEN",
+    "GRACE_SECONDS",
+    "KEY_DIGITS",
     "KEY_HEADER",
+    "MOST_KEYS",
     "MOST_ROOMS",
     "PATH",
     "PROOF_HEADER",
@@ -55,7 +61,11 @@ __all__ = [
     "Directory",
     "Instance",
     "KeyPair",
+    "Known",
     "Manager",
+    "OfferTable",
+    "Offered",
+    "Offers",
     "Pools",
     "Prefill",
     "RankFinder",
@@ -85,6 +95,7 @@ __all__ = [
     "drop_prefix",
     "first_token",
     "loaded",
+    "offered_node",
     "read_options",
     "room_of_sample",
 ]

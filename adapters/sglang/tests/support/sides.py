@@ -14,7 +14,6 @@ import numpy as np
 from late_device import BACKEND, reachable
 
 import statelink
-from statelink import state
 from statelink_sglang import backend
 from statelink_sglang.backend import Instance, Manager, Prefill, Receiver, Sender, Timeouts, TransferFailed
 
@@ -69,21 +68,21 @@ class Side(Manager, Memory):
         self.made = made
         self.page_size = made.pools.pages.page_size
         self.rows_optional, self.metadata, self.vocabulary = made.pools.rows_optional, made.pools.metadata, VOCABULARY
-        components, self.lists = backend.describe_pools(made.pools, made.kv_args)
-        rank, ranks = made.pools.tp
-        self._inventory = state.describe(role, components, rank=rank, ranks=ranks, model=model)
+        self._components, self.lists = backend.describe_pools(made.pools, made.kv_args)
+        self._instance, self._model, self.stages, self._stage = role, model, 1, 0
+        self._place = self._rank, self._ranks = made.pools.tp
+        self._inventory = self.describe()
         self._config = config or link_config(role)
         self.link = self._open()
         self.calls = self.pushes = backend.Calls()
         self.set_layers()
         self.role, self._reopens = role, False
         self._groups: list[Any] = []
-        self.stages, self.has_rows, self.follows, self._registrar, self._finder = 1, True, True, None, None
+        self.has_rows, self.follows, self._registrar, self._finder = True, True, None, None
         self.timeouts = Timeouts(bootstrap=60.0, waiting=60.0)
         self.prefill_info_table = dict[str, Prefill]()
         self.declines = backend.Declines()
         self._held: dict[int, list[Any]] = {}
-        self._place, self._rank, self._ranks = made.pools.tp, rank, ranks
         self._executor: ThreadPoolExecutor | None = None
 
     def close(self) -> None:

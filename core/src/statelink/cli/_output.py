@@ -36,6 +36,9 @@ INTERRUPTED: Final = 130
 UNWRITABLE: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 """System errors of output that cannot be written: its reader has gone, or the file system takes no more."""
 
+STANDARD: Final = ("stdin", "stdout", "stderr")
+"""Python's names of the standard streams. Each has its place here as its descriptor."""
+
 BLANKS: Final = re.compile(r" +\n")
 """Blanks with which rich fills the lines of a table up to its width. Pipes and files get the lines without them."""
 
@@ -114,17 +117,30 @@ class Program(click.Group):
         run: Callable[[], Any] = partial(super().main, *args, **{**extra, "standalone_mode": False})
         if not extra.get("standalone_mode", True):
             return run()
+        _open_standard_streams()
         with ended_by_signal(), _trimmed():
             try:
                 status = _status(run)
-                if sys.stdout is not None:  # it is None if the process was started with it closed
-                    sys.stdout.flush()
+                sys.stdout.flush()
             except OSError as error:
                 if error.errno not in UNWRITABLE:
                     raise
                 status = 1
                 _lose(error)
         sys.exit(status)
+
+
+def _open_standard_streams() -> None:
+    """Let those that were closed when this process was started read and write nothing.
+
+    Otherwise files would get their descriptors, and a program that this one starts would take such a file for a stream.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) < len(STANDARD):
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for number, name in enumerate(STANDARD):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", closefd=False))
 
 
 def _status(run: Callable[[], Any]) -> int:

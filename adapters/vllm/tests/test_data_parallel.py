@@ -97,6 +97,22 @@ def test_a_serial_router_knows_no_names(directory_fleet: Fleet, experts: Path) -
         assert regret(experts, prompt, tokens) < 1e-3
 
 
+@pytest.mark.shows("data parallelism, several answers to a prompt, which vLLM spreads over ranks")
+def test_several_answers_send_nothing_behind_a_serial_router(directory_fleet: Fleet) -> None:
+    """Any of them may be the last to end, and vLLM answers with what that one says."""
+    prompt, source, target = (
+        prompt_of(420, 70),
+        *(side.ranks[0] for side in (directory_fleet.prefill, directory_fleet.decode)),
+    )
+    for _ in range(3):
+        body = {**source.server.body(prompt, 1, dict(PREFILL)), "n": 2, "temperature": 1.0}
+        params = source.server.ask("/v1/completions", body).body["kv_transfer_params"]
+        assert "another rank" in params["refused"]
+        answer = target.complete(prompt, 6, params)
+        assert answer.tokens == source.complete(prompt, 6).tokens
+    directory_fleet.settled()
+
+
 @pytest.mark.shows("data parallelism, a router that names a rank of prefill")
 def test_a_router_that_sends_to_both_at_once_names_the_rank(directory_fleet: Fleet) -> None:
     for number, source in enumerate(directory_fleet.prefill.ranks):

@@ -354,6 +354,17 @@ def test_several_answers_to_a_prompt_have_one_room_which_the_first_sends(said: d
     assert other.room != made[0].room
 
 
+def test_several_answers_that_several_ranks_may_have() -> None:
+    """Prefill's answer may be that of a rank that has no state. A router that gives an id has named the rank itself."""
+    asks = {"do_remote_decode": True}
+    for more, sends in (({}, [False, False]), ({"transfer_id": "xfer-7"}, [True, False])):
+        places = [named(f"{number}_cmpl-0f3a-0-0123abcd") for number in range(2)]
+        made = [wanted({**asks, **more}, place, PREFILL, b"secret", spread=True) for place in places]
+        assert [bool(each.room) for each in made] == sends
+        assert all(each.room or "another rank" in each.not_sent for each in made)
+    assert wanted(asks, ALONE, PREFILL, b"secret", spread=True).room
+
+
 def test_nobody_can_guess_the_room_of_several_answers() -> None:
     place = named("0_cmpl-0f3a-0-0123abcd")
     said = {"do_remote_decode": True}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,8 @@ log = logging.getLogger("vllm.statelink")
 
 GROUPS_OF_MAMBA2 = ("mamba_n_groups", "n_groups", "ssm_n_groups", "mamba_ngroups")
 """Names under which configurations of models have the number of groups of Mamba2 layers."""
+RANK = re.compile("_dp[0-9]+$")
+"""What vLLM adds to the name of an instance that is a rank of data parallelism."""
 
 
 class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
@@ -77,6 +80,7 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
             left_out = max(at_least, vllm_config.num_prefill_lookahead_tokens - 1)
             drafts = vllm_config.num_speculative_tokens
             beyond = 1 + drafts + vllm_config.num_lookahead_tokens if drafts else 0  # as vLLM's scheduler counts
+            parallel = vllm_config.parallel_config
             self._scheduler = SchedulerSide(
                 self._options,
                 transfer.engine_id,
@@ -84,7 +88,8 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
                 left_out,
                 beyond,
                 EarlyChunks(kv_cache_config, vllm_config),
-                awaited=vllm_config.parallel_config.data_parallel_size > 1,  # vLLM sets 1 for ranks that share nothing
+                awaited=parallel.data_parallel_size > 1,  # vLLM sets 1 for ranks that share nothing
+                spread=RANK.search(transfer.engine_id) is not None and not parallel.data_parallel_external_lb,
             )
 
     # What vLLM asks of the class.

@@ -41,6 +41,10 @@ MOST_PREFIXES = 16
 DIGITS = re.compile(r"[0-9]{1,20}")
 CONTENT = re.compile(r"(?:[0-9a-fA-F]{2}){1,64}")
 IN_LIST = "it is not the first of a list of prompts, and vLLM has one 'kv_transfer_params' for the whole list"
+IN_RANKS = (
+    "it has several answers ('n'), and vLLM spreads them over ranks of data parallelism: "
+    "what it answers may name another rank than the one that has the state"
+)
 IN_ANSWERS = "it is not the first of several answers to one prompt ('n'), and the first one receives the state"
 
 
@@ -110,7 +114,7 @@ class Wanted(NamedTuple):
     usual: bool = False
 
 
-def wanted(params: Any, place: Place, options: Options, secret: bytes) -> Wanted:
+def wanted(params: Any, place: Place, options: Options, secret: bytes, *, spread: bool = False) -> Wanted:
     """Read what a router or a client wrote. Never fails, whatever that is.
 
     Args:
@@ -118,6 +122,7 @@ def wanted(params: Any, place: Place, options: Options, secret: bytes) -> Wanted
         place: The place of the request in what the client asked for.
         options: What the operator configured.
         secret: A key of this process, for ids that several requests work out and no client can guess.
+        spread: Whether other ranks may have other answers to the same prompt.
     """
     if params is None:
         return Wanted()
@@ -143,7 +148,7 @@ def wanted(params: Any, place: Place, options: Options, secret: bytes) -> Wanted
             made = made._replace(room=fresh_room(), hold=options.hold, as_vllm=True)
     if sends:
         try:
-            made = _sending(made, params, place, options, secret)
+            made = _sending(made, params, place, options, secret, spread=spread)
         except ValueError as error:
             made = made._replace(not_sent=str(error))
     return made
@@ -208,11 +213,16 @@ def _receiving(made: Wanted, params: Mapping[str, Any], place: Place, options: O
     return made._replace(source=Source(room, peer), answered=answered, offered=_offered(params, room, answered))
 
 
-def _sending(made: Wanted, params: Mapping[str, Any], place: Place, options: Options, secret: bytes) -> Wanted:
+def _sending(
+    made: Wanted, params: Mapping[str, Any], place: Place, options: Options, secret: bytes, *, spread: bool
+) -> Wanted:
     if options.link.role == "decode":
         raise ValueError("they have 'do_remote_decode', and a server with the kv_role 'kv_consumer' sends nothing")
     made = made._replace(hold=_hold(params, options), cached=_flag(params, "cached"))
     transfer = _transfer(params)
+    # A router that gives an id may have named the rank, and passes no answer on.
+    if spread and place.several and (place.answer or not transfer):
+        return made._replace(not_sent=IN_RANKS, usual=True)
     shared = _shared(transfer, place) if transfer else 0
     # Under the id of the router's, a server that also receives may receive.
     if shared and (made.source is None or made.source.room != shared):

@@ -68,6 +68,7 @@ class SchedulerSide:
         beyond: Tokens behind a request's own for which vLLM reserves blocks, for drafts.
         early: What is sent before the end of a prompt.
         awaited: Whether other ranks wait for the end of each step, as those of data parallelism do that share experts.
+        spread: Whether vLLM chooses a rank of data parallelism for each answer to a prompt.
     """
 
     def __init__(
@@ -80,9 +81,10 @@ class SchedulerSide:
         early: EarlyChunks,
         *,
         awaited: bool,
+        spread: bool,
     ) -> None:
         self._options = options
-        self._awaited = awaited
+        self._awaited, self._spread = awaited, spread
         self._engine_id = engine_id
         self._cache = cache
         self._left_out = left_out
@@ -231,7 +233,7 @@ class SchedulerSide:
     def _read(self, request: Any) -> None:
         """Read what a request wants, and say what of it is not done."""
         name, given = request.request_id, request.kv_transfer_params
-        asks = self._wanted[name] = wanted(given, place_of(request), self._options, self._secret)
+        asks = self._wanted[name] = wanted(given, place_of(request), self._options, self._secret, spread=self._spread)
         if asks.extend:
             turn = self._turns.get(asks.extend)
             if turn is None:

@@ -12,13 +12,13 @@ from engine_processes import running
 from support.families import FAMILIES
 from support.models import generate, prompt_of
 from support.servers import Pair, Posted
+from support.stages import RANKS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.servers
 
-RANKS = ["--tp", "2", "--dp", "2", "--enable-dp-attention", "--enable-dp-lm-head"]
 CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 
 

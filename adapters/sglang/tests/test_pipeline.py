@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.families import FAMILIES
 from support.models import generate, make_llama, prompt_of
-from support.stages import STAGES, agree, answers_are_right, flushed, pair_of, storm
+from support.stages import RANKS, STAGES, agree, answers_are_right, flushed, pair_of, storm
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,8 +53,7 @@ def test_two_stages_of_prefill_and_two_ranks_of_decode(deep: Path, tmp_path: Pat
 def test_two_stages_of_two_dp_ranks_of_prefill(tmp_path: Path) -> None:
     """Four schedulers: each DP rank has two stages, which are an instance of their own. The room says which has it."""
     model = FAMILIES["deepseek"](tmp_path / "deepseek")
-    ranks = ["--tp", "2", "--dp", "2", "--enable-dp-attention", "--enable-dp-lm-head"]
-    with pair_of(tmp_path, model, [*STAGES, *ranks], [], split="1,2") as pair:
+    with pair_of(tmp_path, model, [*STAGES, *RANKS], [], split="1,2") as pair:
         answers_are_right(pair, model)
         for rank in ("0 of 2 (DP rank 0 of 2)", "1 of 2 (DP rank 1 of 2)"):
             assert f"of this prefill rank {rank}" in pair.prefill.logged()

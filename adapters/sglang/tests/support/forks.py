@@ -6,6 +6,8 @@ they are forked, too.
 
 from __future__ import annotations
 
+import importlib
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +15,10 @@ from pathlib import Path
 import forks
 from engine_environments import SGLANG
 
-__all__ = ["PATH", "fork_server"]
+__all__ = ["INSTALLED", "PATH", "fork_server"]
+
+INSTALLED = "STATELINK_TEST_INSTALLED"
+"""Variable with the name of a module whose ``install`` changes a server, before it makes any process."""
 
 TESTS = Path(__file__).parents[1]
 PATH = (TESTS, TESTS.parents[1] / "testing")
@@ -68,9 +73,10 @@ def become(arguments: Sequence[str]) -> None:
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args
-    from support import late_layers, poison
+    from support import poison
 
-    late_layers.install()
     poison.install()
+    if INSTALLED in os.environ:
+        importlib.import_module(os.environ[INSTALLED]).install()
     load_plugins()
     run_server(prepare_server_args(list(arguments)))

@@ -20,7 +20,7 @@ __all__ = ["GROUP", "KEPT", "LATE", "SEEN", "install"]
 LATE = "STATELINK_TEST_LATE_LAYERS"
 """Variable with the seconds after which the bytes of a layer come."""
 SEEN = "STATELINK_TEST_LAYERS_SEEN"
-"""Variable with the path of a file that gets a letter for each of these."""
+"""Variable with the path of a file that gets a letter for each of these, and the process that did it."""
 GROUP, KEPT = "gk"
 """A group of layers that a request pushes; pages that are kept for one, although the cache has given them back."""
 
@@ -91,7 +91,7 @@ def _count(path: Path) -> None:
         def call(sender: Any, *given: Any) -> None:
             if given[0]:
                 with path.open("a") as file:
-                    file.write(letter)
+                    file.write(f"{letter}{os.getpid()}\n")
             inner(sender, *given)
 
         setattr(Sender, name, call)

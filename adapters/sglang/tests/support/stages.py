@@ -19,9 +19,10 @@ from engine_processes import running
 from .models import generate, prompt_of
 from .servers import Pair, Posted, Server
 
-__all__ = ["STAGES", "agree", "answers_are_right", "flushed", "link", "pair_of", "storm"]
+__all__ = ["RANKS", "STAGES", "agree", "answers_are_right", "flushed", "link", "pair_of", "storm"]
 
 STAGES = ["--pp-size", "2"]
+RANKS = ["--tp", "2", "--dp", "2", "--enable-dp-attention", "--enable-dp-lm-head"]
 CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1|0|1"}
 """The core of each rank of a server. SGLang wants to know it, and takes the first ones of the list."""
 FIRST_LAYERS = "SGLANG_PP_LAYER_PARTITION"

@@ -152,9 +152,10 @@ BENCH_ROUNDS = $(if $(ROUNDS),--rounds $(ROUNDS))
 bench: setup ## Measure, and write build/bench: make bench ROUNDS=3, make bench ARGS="--help"
 	$(BIN)/python -m benchmarks $(BENCH_ROUNDS) $(ARGS)
 ifeq ($(ARGS),)
-	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python -m benchmarks.overlap $(BENCH_ROUNDS); \
-	  else echo "skipped: benchmarks.overlap needs root, for its network namespaces"; fi
 	@$(MAKE) --no-print-directory engine-sglang-bench engine-vllm-bench ARGS="$(BENCH_ROUNDS)"
+	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python -m benchmarks.overlap $(BENCH_ROUNDS); \
+	  $(MAKE) --no-print-directory engine-sglang-bench engine-vllm-bench ARGS="--after-forward $(BENCH_ROUNDS)"; \
+	  else echo "skipped: the overlap and --after-forward need root, for their network namespaces"; fi
 	$(BIN)/python -m tools.figures --table build/bench
 endif
 

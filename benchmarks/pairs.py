@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -12,6 +12,8 @@ __all__ = ["Ratio", "in_turn", "ratio"]
 
 RESAMPLES = 2000
 ROUNDED = 3
+
+T = TypeVar("T")
 
 
 class Ratio(NamedTuple):
@@ -33,11 +35,11 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
     return Ratio(*(round(float(each), ROUNDED) for each in (statistics.median(quotients), low, high)))
 
 
-def in_turn(ways: Mapping[str, Callable[[], float]], rounds: int, warm: int = 2) -> Iterator[dict[str, float]]:
+def in_turn(ways: Mapping[str, Callable[[], T]], rounds: int, warm: int = 2) -> Iterator[dict[str, T]]:
     """Take every way once a round, forwards and backwards in turn, so that none profits from coming last.
 
     Args:
-        ways: Each does its work, and returns the seconds that it took.
+        ways: Each does its work, and returns what it measured, such as the seconds that it took.
         rounds: Rounds that count.
         warm: Rounds before those, which touch fresh pages and open connections.
     """

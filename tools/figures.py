@@ -17,7 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks import after_forward
 from benchmarks.busy import intervals
+from benchmarks.rows import drawn
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "benchmarks" / "measured.json"
@@ -28,6 +30,8 @@ FILES = {
     "overlap": "overlap.json",
     "sglang": "sglang.json",
     "vllm": "vllm.json",
+    "sglang-after-forward": "sglang-after-forward.json",
+    "vllm-after-forward": "vllm-after-forward.json",
 }
 """What each benchmark leaves in its folder."""
 NAMES = {"tcp": "`tcp`", "nixl": "NIXL", "mooncake": "Mooncake"}
@@ -73,12 +77,6 @@ def bounds(value: Any) -> str:
         value = [float(each) for each in re.findall(r"-?[\d.]+", value)]
     median, low, high = value
     return f"{median:.2f} ({low:.2f}–{high:.2f})"
-
-
-def drawn(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Rows as a table of markdown."""
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)]) + "\n"
 
 
 def one(rows: Iterable[Row], **wanted: Any) -> Row | None:
@@ -190,6 +188,16 @@ def vllm(found: Found) -> str:
     return drawn(["", *(head for about in own.values() for head in (about, "the same, both engines at once"))], body)
 
 
+def sglang_after_forward(found: Found) -> str:
+    """What is left after prefill's forward pass, between servers of SGLang."""
+    return after_forward.table(found["sglang-after-forward"]["rows"])
+
+
+def vllm_after_forward(found: Found) -> str:
+    """What is left after prefill's forward pass, between engines of vLLM."""
+    return after_forward.table(found["vllm-after-forward"]["rows"])
+
+
 def large(found: Found) -> str:
     """Large requests, over the library alone and over a plain copy."""
     rows = _core(found, "handoff")
@@ -296,7 +304,9 @@ TABLES: dict[str, Callable[[Found], str]] = {
     "sglang-cpu": sglang_cpu,
     "sglang-loop": sglang_loop,
     "sglang-turn": sglang_turn,
+    "sglang-after-forward": sglang_after_forward,
     "vllm": vllm,
+    "vllm-after-forward": vllm_after_forward,
     "large": large,
     "busy": busy,
     "small": small,

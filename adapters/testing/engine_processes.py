@@ -102,16 +102,18 @@ class HttpServer(OwnProcess, Generic[AnswerT]):
 
     Attributes:
         answers: What `ask` returns: `Answer`, or what derives from it.
-        port: Where it listens.
+        host: Where it listens.
+        port: Where it listens there.
     """
 
     answers: ClassVar[Any] = Answer
+    host = "127.0.0.1"
 
     def __init__(
         self, name: str, folder: Path, command: Sequence[str], environment: Mapping[str, str], port: int = 0
     ) -> None:
         self.port = port or free_port()
-        super().__init__(name, folder, [*command, "--host", "127.0.0.1", "--port", str(self.port)], environment)
+        super().__init__(name, folder, [*command, "--host", self.host, "--port", str(self.port)], environment)
 
     def wait_ready(self) -> None:
         """Return once it answers.
@@ -139,7 +141,7 @@ class HttpServer(OwnProcess, Generic[AnswerT]):
         """
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         given = {"Content-Type": "application/json", **(headers or {})}
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, given)
+        request = urllib.request.Request(f"http://{self.host}:{self.port}{path}", data, given)
         try:
             with urllib.request.urlopen(request, timeout=timeout) as answer:
                 status, raw = answer.status, answer.read()

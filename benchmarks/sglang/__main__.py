@@ -3,6 +3,7 @@
     python -m benchmarks.sglang [--suite handoff rooms mixed loop] [--workload A A-window B C]
                                 [--against nixl:nixl mooncake:mooncake nixl:tcp] [--options JSON] [--rounds 15]
                                 [--switch-interval 0.001] [--their-switch-interval 0.001] [--out build/bench]
+    python -m benchmarks.sglang --after-forward [--prompts 1x1000 1x3000 64x48] [--mbit 400 1000 0] ...
 
 ``nixl:tcp`` stands for SGLang's NIXL connector in turn with Statelink over the backend ``tcp``. Both ends of each have
 processes of their own; those whose turn it is not stand still. ``handoff`` times one request after the other (A, B, C),
@@ -13,6 +14,8 @@ other, alone and beside two of 512 MiB and eight of 64 MiB that are always under
 interpreter. What the loop loses to a request is its time beyond that of as many turns in processes without a connector
 (``lost``), or beside the same connector without a request (``added``). A connector with a thread that never rests slows
 the loop without any request: ``turn`` and ``idle_turn`` show that.
+
+With ``--after-forward``, real servers are measured: see `benchmarks.after_forward`.
 
 A ratio is Statelink's time over SGLang's: the median of pairs that were taken in turn, with the bounds of 95 of 100
 resamples. ``noise`` is the ratio of Statelink to itself. Every byte is compared before anything is timed. Nothing is
@@ -35,8 +38,11 @@ from typing import Any
 import numpy as np
 from support.models import make_llama
 
+from benchmarks import after_forward
 from benchmarks.pairs import in_turn, ratio
+from benchmarks.rows import drawn
 
+from . import apart
 from .pair import Pair
 from .sides import iterations
 from .workloads import WORKLOADS
@@ -255,10 +261,7 @@ def measured(arguments: argparse.Namespace, model: Path) -> Iterator[tuple[str, 
 
 def table(suite: str, rows: Sequence[Row]) -> str:
     """Rows as markdown."""
-    names = list(rows[0])
-    lines = [f"### {suite}", "", "| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
-    lines += ["| " + " | ".join(_cell(row[name]) for name in names) + " |" for row in rows]
-    return "\n".join(lines)
+    return f"### {suite}\n\n{drawn(list(rows[0]), ([*map(_cell, row.values())] for row in rows))}"
 
 
 def _cell(value: Any) -> str:
@@ -270,7 +273,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     suites = ["handoff", "rooms", "mixed", "loop"]
     parser.add_argument("--suite", nargs="+", choices=suites, default=suites)
-    parser.add_argument("--against", nargs="+", default=["nixl:nixl", "mooncake:mooncake"])
+    parser.add_argument(
+        "--against", nargs="+", help="nixl:nixl and mooncake:mooncake, or mooncake:nixl with --after-forward"
+    )
     parser.add_argument(
         "--workload",
         nargs="+",
@@ -280,12 +285,18 @@ def main() -> None:
     parser.add_argument("--options", type=json.loads, default={}, help="of Statelink's backend, as JSON")
     parser.add_argument("--switch-interval", type=float, help="of Statelink's processes, in seconds")
     parser.add_argument("--their-switch-interval", type=float, help="of the other connector's processes")
-    parser.add_argument("--rounds", type=int, default=15, help="pairs of each ratio")
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
+    after_forward.add_arguments(parser)
     arguments = parser.parse_args()
+    arguments.rounds = arguments.rounds or (5 if arguments.after_forward else 15)
     arguments.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[Row]] = {}
     with tempfile.TemporaryDirectory() as folder:
+        if arguments.after_forward:
+            arguments.against = arguments.against or ["nixl:nixl", "mooncake:nixl"]
+            apart.report(arguments, Path(folder))
+            return
+        arguments.against = arguments.against or ["nixl:nixl", "mooncake:mooncake"]
         model = make_llama(Path(folder) / "llama")
         for suite, row in measured(arguments, model):
             print(suite, json.dumps(row), flush=True)
@@ -294,8 +305,8 @@ def main() -> None:
             (arguments.out / "sglang.json").write_text(
                 json.dumps({"rounds": arguments.rounds, **found}, indent=1) + "\n"
             )
-    text = "\n\n".join(table(suite, rows) for suite, rows in found.items())
-    (arguments.out / "sglang.md").write_text(text + "\n")
+    text = "\n".join(table(suite, rows) for suite, rows in found.items())
+    (arguments.out / "sglang.md").write_text(text)
     print(f"\n{text}")
 
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.vllm [--backend nixl tcp] [--against NixlConnector NixlPushConnector]
                               [--length 100 1000 4000] [--rounds 15] [--switch-interval 0.001] [--out build/bench]
-    python -m benchmarks.vllm --after-forward [--length 1000 3000] [--mbit 400 1000 0] ...
+    python -m benchmarks.vllm --after-forward [--prompts 1x1000 1x3000 64x48] [--mbit 400 1000 0] ...
 
 What is timed is decode's part of a request, as vLLM's scheduler sees it: from the moment when decode gets the request
 with prefill's answer until vLLM knows that the state is here. Prefill computes each prompt once, and keeps it. Decode
@@ -18,10 +18,7 @@ Statelink and a router that gives both engines the request at once, most of such
 serial one. The time begins when prefill gives its answer, because decode has the request before that. So the way of the
 answer through the router is in neither time.
 
-With ``--after-forward``, the two engines are in network namespaces with a line of so many megabits in a second between
-them (0: no limit), and the whole prompt is computed in one step. What is timed is how long after the end of prefill's
-forward pass vLLM's decode knows that the state is here. Statelink's layers leave while it runs, behind a router that
-asks both at once. This is written to vllm-after-forward.json. It needs root.
+With ``--after-forward``, see `benchmarks.after_forward`: over Statelink, a router asks both at once.
 
 A ratio is Statelink's time over that of vLLM's connector: the median of pairs that were taken in turn, with the bounds
 of 95 of 100 resamples. ``noise`` is the ratio of Statelink to itself. The tokens of both are compared with those of one
@@ -43,10 +40,13 @@ from typing import Any
 
 from engine_processes import free_port, running
 from support.engines import PREFILL, Ended, Pair, prompt_of
-from support.models import make_wide
+from support.models import VOCABULARY, make_wide
 
-from benchmarks.namespaces import SPACES, namespaces, run
+from benchmarks import after_forward
+from benchmarks.after_forward import Prompts, Turn, most_tokens
+from benchmarks.namespaces import SPACES, namespaces
 from benchmarks.pairs import in_turn, ratio
+from benchmarks.rows import table
 
 Row = dict[str, Any]
 WARM = 2
@@ -64,13 +64,13 @@ class Way:
         moves: Statelink's backend, or one of vLLM's own connectors.
         model: The folder of a model.
         folder: For logs.
-        longest: Tokens of the longest prompt.
+        most: Tokens of the longest prompt; if the engines are apart, of the largest step.
         interval: Statelink's option `switch_interval`, if one is given.
         apart: Whether the engines are in namespaces of their own, and a step has room for a whole prompt.
     """
 
     def __init__(
-        self, moves: str, model: Path, folder: Path, longest: int, interval: float | None = None, *, apart: bool = False
+        self, moves: str, model: Path, folder: Path, most: int, interval: float | None = None, *, apart: bool = False
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         prefill: dict[str, Any]
@@ -87,7 +87,7 @@ class Way:
             prefill = {"engine_id": PREFILL_NAME, "more": {"listen": listen}}
             decode = {"more": {"peers": {PREFILL_NAME: [listen]}}}
             if apart:
-                config["insecure"] = True
+                config |= {"insecure": True, "options": {"same_host_copy": False} if moves == "tcp" else {}}
                 decode["more"]["listen"] = f"tcp://{SPACES['decode'][1]}:{free_port()}"
         self.pair = Pair(
             folder,
@@ -98,11 +98,13 @@ class Way:
             policy="fail",
             own=({}, {"enable_prefix_caching": False}),
             runner=1,  # Triton's interpreter, which the second needs here, takes longer than a transfer
-            max_model_len=longest + 2 * BLOCK,
-            max_num_batched_tokens=longest + 2 * BLOCK if apart else 512,
+            max_model_len=most + 2 * BLOCK,
             ordinary=apart,
             spaces=SPACES if apart else {},
-            kv_cache_memory_bytes=3 * (longest + 2 * BLOCK) * TOKEN,
+            max_num_seqs=64 if apart else 8,
+            max_num_batched_tokens=most + 2 * BLOCK if apart else 512,
+            # Blocks of short prompts are not full, and at most a quarter of prefill's may leave early.
+            kv_cache_memory_bytes=(10 if apart else 3) * (most + 2 * BLOCK) * TOKEN,
         )
         self._numbers = itertools.count()
         self._seeds = itertools.count(1_000_000)
@@ -120,25 +122,32 @@ class Way:
         """One request; what decode says of it."""
         return self.pair.hand(prompt, 2, f"timed{next(self._numbers)}")[1]
 
-    def hand_at_once(self, prompt: Sequence[int]) -> tuple[Ended, Ended]:
-        """One request, which a router gives both engines at the same time; what each says of it."""
-        name = f"timed{next(self._numbers)}"
-        asks = {"do_remote_prefill": True, "transfer_id": name, "remote_engine_id": PREFILL_NAME}
-        self.pair.decode.add(name, prompt, 2, asks)
-        first = self.pair.prefill.run(name, prompt, 1, {**PREFILL, "transfer_id": name})
-        return first, self.pair.decode.result(name)
+    def hand_at_once(self, *prompts: Sequence[int]) -> list[tuple[Ended, Ended]]:
+        """Requests that a router gives both engines at the same time; what each says of them."""
+        named = [(f"timed{next(self._numbers)}", each) for each in prompts]
+        asks = {"do_remote_prefill": True, "remote_engine_id": PREFILL_NAME}
+        self.pair.decode.add_all([(name, each, 2, {**asks, "transfer_id": name}) for name, each in named])
+        self.pair.prefill.add_all([(name, each, 1, {**PREFILL, "transfer_id": name}) for name, each in named])
+        return [(self.pair.prefill.result(name), self.pair.decode.result(name)) for name, _ in named]
 
-    def turn_after_forward(self, length: int, *, at_once: bool) -> float:
-        """Seconds from the end of prefill's forward pass until the state was there of a prompt that nobody has seen."""
-        prompt = prompt_of(next(self._seeds), length)
+    def hand_in_turn(self, prompts: Prompts) -> list[Ended]:
+        """Requests that a serial router gives decode with prefill's answers; what decode says of them."""
+        named = [(f"timed{next(self._numbers)}", each) for each in prompts]
+        self.pair.prefill.add_all([(name, each, 1, dict(PREFILL)) for name, each in named])
+        for name, each in named:
+            self.pair.decode.add(name, each, 2, self.pair.prefill.result(name).params)
+        return [self.pair.decode.result(name) for name, _ in named]
+
+    def step(self, prompts: Prompts, *, at_once: bool, whole: bool = False) -> Turn:
+        """One step, whose layers leave while it runs. With ``whole``, all of them leave at its end."""
         self.go_on()
-        if at_once:
-            first, second = self.hand_at_once(prompt)
-        else:
-            first, second = self.pair.hand(prompt, 2, f"timed{next(self._numbers)}")
+        before = self.pair.prefill.ask()["forwards"]
+        with self.pair.prefill.whole() if whole else contextlib.nullcontext():
+            ended = [each for _, each in self.hand_at_once(*prompts)] if at_once else self.hand_in_turn(prompts)
+        passes = [each for each in self.pair.prefill.ask()["forwards"] if each not in before]
         self.rest()
-        forward: float = first.forward
-        return self._loaded(second) - forward
+        left = max(map(self._loaded, ended)) - passes[-1][1]
+        return Turn(left, sum(end - began for began, end in passes), [each.tokens for each in ended])
 
     def turn(self, prompt: Sequence[int]) -> float:
         """Seconds from decode's arrival of a request until its state was there."""
@@ -156,7 +165,7 @@ class Way:
     def turn_at_once(self, prompt: Sequence[int]) -> float:
         """Seconds from prefill's answer until the state of a request was there."""
         self.go_on()
-        first, second = self.hand_at_once(prompt)
+        ((first, second),) = self.hand_at_once(prompt)
         self.rest()
         ended: float = first.ended_at
         return self._loaded(second) - ended
@@ -173,7 +182,7 @@ def measure(ours: Way, theirs: Way, length: int, rounds: int) -> Row:
     for way in (ours, theirs):
         way.go_on()
         alone = way.pair.alone(prompt, 2)
-        handed = [way.hand(prompt)] + ([way.hand_at_once(prompt)[1]] if way is ours else [])
+        handed = [way.hand(prompt)] + ([way.hand_at_once(prompt)[0][1]] if way is ours else [])
         if any(each.tokens != alone for each in handed):
             raise AssertionError(f"the tokens of {length} are not those of one engine")
         way.rest()
@@ -235,37 +244,23 @@ def measured(arguments: argparse.Namespace, model: Path) -> Iterator[Row]:
                 yield {"statelink": backend, "vllm": against} | measure(ours, theirs, length, arguments.rounds)
 
 
-def after_forward(arguments: argparse.Namespace, model: Path) -> Iterator[Row]:
-    """Every row of ``--after-forward``."""
-    logs, longest = arguments.out / "vllm-logs-apart", max(arguments.length)
-    interface = ["ip", "netns", "exec", SPACES["prefill"][0], "tc", "qdisc", "replace", "dev", "veth0", "root"]
+def report_after_forward(arguments: argparse.Namespace, model: Path) -> None:
+    """Measure Statelink over each backend, and vLLM's own connectors, behind the router that each has."""
+    logs, most = arguments.out / "vllm-logs-apart", most_tokens(arguments)
     with namespaces(), contextlib.ExitStack() as stack:
-        made = {}
-        for moves in (*arguments.backend, *arguments.against):
-            made[moves] = Way(moves, model, logs / moves, longest, arguments.switch_interval, apart=True)
-            stack.enter_context(running(made[moves].pair))
-            made[moves].rest()
-        for length, mbit in itertools.product(arguments.length, arguments.mbit):
-            shape = ["tbf", "rate", f"{mbit}mbit", "burst", "256kb", "latency", "2s"] if mbit else ["pfifo"]
-            run(*interface, *shape)
-            turns = {
-                moves: functools.partial(way.turn_after_forward, length, at_once=moves not in OWN_CONNECTORS)
-                for moves, way in made.items()
-            }
-            found = list(in_turn(turns, arguments.rounds, 1))
-            yield {
-                "tokens": length,
-                "MiB": round(length * TOKEN / (1 << 20), 1),
-                "mbit": mbit or "no limit",
-                **{f"ms after the forward pass, {moves}": _ms([row[moves] for row in found]) for moves in made},
-            }
 
+        def way(moves: str) -> Way:
+            made = Way(moves, model, logs / moves, most, arguments.switch_interval, apart=True)
+            stack.enter_context(running(made.pair))
+            made.rest()
+            return made
 
-def table(rows: Sequence[Row]) -> str:
-    """Rows as markdown."""
-    names = list(rows[0])
-    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
-    return "\n".join([*lines, *("| " + " | ".join(str(row[name]) for name in names) + " |" for row in rows)])
+        found: dict[str, after_forward.Way] = {}
+        for backend in arguments.backend:
+            step = functools.partial(way(backend).step, at_once=True)
+            found |= {f"{backend}, layers": step, f"{backend}, at the end": functools.partial(step, whole=True)}
+        found |= {name: functools.partial(way(name).step, at_once=False) for name in arguments.against}
+        after_forward.report("vllm", arguments, found, TOKEN, VOCABULARY)
 
 
 def main() -> None:
@@ -273,27 +268,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", nargs="+", default=["nixl"], help="Statelink's backends")
     parser.add_argument("--against", nargs="+", default=OWN_CONNECTORS, help="vLLM's connectors")
-    parser.add_argument(
-        "--length", nargs="+", type=int, help="tokens of a prompt: 100, 1000 and 4000, or 1000 and 3000"
-    )
-    parser.add_argument("--after-forward", action="store_true", help="what is left after a forward pass of one step")
-    parser.add_argument("--mbit", nargs="+", type=int, default=[400, 1000, 0], help="lines of --after-forward")
+    parser.add_argument("--length", nargs="+", type=int, default=[100, 1000, 4000], help="tokens of a prompt")
     parser.add_argument("--switch-interval", type=float, help="Statelink's option, in seconds")
-    parser.add_argument("--rounds", type=int, default=15, help="pairs of each ratio")
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
+    after_forward.add_arguments(parser)
     arguments = parser.parse_args()
+    arguments.rounds = arguments.rounds or (5 if arguments.after_forward else 15)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    arguments.length = arguments.length or ([1000, 3000] if arguments.after_forward else [100, 1000, 4000])
-    measures, name = (after_forward, "vllm-after-forward") if arguments.after_forward else (measured, "vllm")
     found: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        for row in measures(arguments, make_wide(Path(folder) / "wide")):
+        model = make_wide(Path(folder) / "wide")
+        if arguments.after_forward:
+            report_after_forward(arguments, model)
+            return
+        for row in measured(arguments, model):
             print(json.dumps(row), flush=True)
             found.append(row)
             # After each row, so that an interrupted run leaves what it has.
             said = {"rounds": arguments.rounds, "rows": found}
-            (arguments.out / f"{name}.json").write_text(json.dumps(said, indent=1) + "\n")
-    (arguments.out / f"{name}.md").write_text(table(found) + "\n")
+            (arguments.out / "vllm.json").write_text(json.dumps(said, indent=1) + "\n")
+    (arguments.out / "vllm.md").write_text(table(found))
     print(f"\n{table(found)}")
 
 

@@ -86,7 +86,7 @@ def make_manager(role: str, connector: str, given: Any, classes: Classes, made: 
     kind = classes.manager
     if connector == "nixl":
         args.kv_data_mem_kinds = ["DRAM"] * len(args.kv_data_ptrs)
-        _name_host_memory()
+        name_host_memory()
         kind = _with_prepared_state(kind)
     if connector == "mooncake":
         from sglang.srt.distributed.device_communicators.mooncake_transfer_engine import init_mooncake_transfer_engine
@@ -130,7 +130,7 @@ def _complete(args: Any, layers: int, heads: int) -> None:
         setattr(args, name, value)
 
 
-def _name_host_memory() -> None:
+def name_host_memory() -> None:
     """SGLang names metadata rows and state as a GPU's memory to NIXL; on a CPU it is the host's."""
     import nixl._api as api
 

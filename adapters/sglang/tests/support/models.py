@@ -15,7 +15,7 @@ ORACLE = "transformers"
 """Folder within a model's, of the same model as transformers names it, where that differs."""
 
 
-def make_llama(folder: Path, context: int = 2048, layers: int = 2) -> Path:
+def make_llama(folder: Path, context: int = 2048, layers: int = 2, **more: Any) -> Path:
     """Layers of full attention with four heads, two of them KV heads, for prompts of ``context`` tokens."""
     return make_model(
         folder,
@@ -26,6 +26,7 @@ def make_llama(folder: Path, context: int = 2048, layers: int = 2) -> Path:
             "num_hidden_layers": layers,
             "rope_theta": 10000.0,
             "tie_word_embeddings": False,
+            **more,
         },
     )
 

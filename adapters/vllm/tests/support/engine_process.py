@@ -1,7 +1,8 @@
 """One vLLM engine in this process, its workers included, driven by lines of JSON. Run as a script by `engines.Engine`.
 
-What comes in: ``{"add": {...}}``, ``{"abort": [...]}``, ``{"ask": n}``, ``{"blind": true}``. What goes out: a line for
-each request that ended, and an answer to each question: whether anything is left to do, and how many blocks are free.
+What comes in: ``{"add": [{...}]}``, ``{"abort": [...]}``, ``{"ask": n}``, ``{"blind": true}``, ``{"whole": true}``.
+What goes out: a line for each request that ended, and an answer to each question: whether anything is left to do, and
+how many blocks are free.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import queue
 import sys
 import threading
 import time
+from collections import deque
 from typing import Any
 
 
@@ -90,32 +92,40 @@ def main() -> None:
 
     core.post_step = note
 
-    forward = [0.0]
-    if has_kv_transfer_group():
-        watched = get_kv_transfer_group()
-        start = watched.start_load_kv
+    bound = 0.0
+    forwards = deque[tuple[float, float]](maxlen=64)
+    watched: Any = get_kv_transfer_group() if has_kv_transfer_group() else None
+    if watched is not None:
+        bind, start, save = watched.bind_connector_metadata, watched.start_load_kv, watched.save_kv_layer
 
-        def started(context: Any, **more: Any) -> None:
+        def note_begin(metadata: Any) -> None:
+            nonlocal bound
+            bind(metadata)
+            bound = time.perf_counter()
+
+        def note_end(context: Any, **more: Any) -> None:
             if context.attn_metadata is not None:  # a model has run
-                forward[0] = time.perf_counter()
+                forwards.append((bound, time.perf_counter()))
             start(context, **more)
 
-        watched.start_load_kv = started
+        watched.bind_connector_metadata, watched.start_load_kv = note_begin, note_end
 
     began: dict[str, float] = {}
     loaded: dict[str, float] = {}
 
     def obey(command: Any) -> None:
         if "add" in command:
-            given = command["add"]
-            began[given["id"]] = time.perf_counter()
-            extra = {"kv_transfer_params": given["params"]} if given["params"] else None
-            params = SamplingParams(
-                max_tokens=given["count"], temperature=0, detokenize=False, ignore_eos=True, extra_args=extra
-            )
-            engine.add_request(given["id"], TokensPrompt(prompt_token_ids=given["prompt"]), params)
+            for given in command["add"]:
+                began[given["id"]] = time.perf_counter()
+                extra = {"kv_transfer_params": given["params"]} if given["params"] else None
+                params = SamplingParams(
+                    max_tokens=given["count"], temperature=0, detokenize=False, ignore_eos=True, extra_args=extra
+                )
+                engine.add_request(given["id"], TokensPrompt(prompt_token_ids=given["prompt"]), params)
         elif "blind" in command:
             statelink.content_of = (lambda *_, **__: b"any request") if command["blind"] else content_of
+        elif "whole" in command:
+            watched.save_kv_layer = (lambda *_, **__: None) if command["whole"] else save
         elif "abort" in command:
             engine.abort_request(command["abort"])
         else:
@@ -135,6 +145,7 @@ def main() -> None:
                 rooms=seen["totals"]["rooms"],
                 bytes=seen["totals"]["bytes"],
                 chunks=chunks,
+                forwards=list(forwards),
             )
 
     pool = core.scheduler.kv_cache_manager.block_pool
@@ -169,7 +180,6 @@ def main() -> None:
                         began=began[given],
                         loaded=loaded.pop(given, None),
                         ended_at=now,
-                        forward=forward[0],
                     )
 
 

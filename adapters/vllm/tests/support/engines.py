@@ -78,7 +78,6 @@ class Ended(NamedTuple):
         began: When it arrived. This and the next two are seconds on one clock, which the processes of a machine share.
         loaded: When vLLM knew that its state was here; None if nothing was loaded.
         ended_at: When vLLM gave its last token.
-        forward: When the engine's last forward pass had ended. Only the first model runner says so.
     """
 
     tokens: list[int]
@@ -88,7 +87,6 @@ class Ended(NamedTuple):
     began: float
     loaded: float | None
     ended_at: float
-    forward: float
 
 
 class Engine(OwnProcess):
@@ -126,7 +124,8 @@ class Engine(OwnProcess):
                 "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
                 "VLLM_USE_V2_MODEL_RUNNER": str(int(self._runner == 2)),
                 "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),  # of vLLM's own NIXL connector
-                **({} if space is None else {"VLLM_NIXL_SIDE_CHANNEL_HOST": space[1]}),
+                # To UCX, both namespaces are one host, where it needs no network.
+                **({} if space is None else {"VLLM_NIXL_SIDE_CHANNEL_HOST": space[1], "UCX_TLS": "^sm"}),
             },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -190,7 +189,12 @@ class Engine(OwnProcess):
         return int(self._ready["free"])
 
     def add(self, name: str, prompt: Sequence[int], count: int = 8, params: dict[str, Any] | None = None) -> None:
-        self._tell(add={"id": name, "prompt": list(prompt), "count": count, "params": params})
+        self.add_all([(name, prompt, count, params)])
+
+    def add_all(self, requests: Sequence[tuple[str, Sequence[int], int, dict[str, Any] | None]]) -> None:
+        """Add requests before the next step: for each its name, prompt, number of tokens, and params."""
+        names = "id", "prompt", "count", "params"
+        self._tell(add=[dict(zip(names, each, strict=True)) for each in requests])
 
     def abort(self, name: str) -> None:
         self._tell(abort=[name])
@@ -203,6 +207,15 @@ class Engine(OwnProcess):
             yield
         finally:
             self._tell(blind=False)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Within the block, the connector hears of no layer, as if each step were one graph."""
+        self._tell(whole=True)
+        try:
+            yield
+        finally:
+            self._tell(whole=False)
 
     def result(self, name: str, seconds: float = ANSWER_SECONDS) -> Ended:
         found: Ended = self._wait(lambda: self._ended.get(name), seconds, f"result of {name}")
@@ -217,7 +230,8 @@ class Engine(OwnProcess):
 
         ``preempted`` is how often vLLM took the blocks of a running request away, and ``waiting`` how many rooms the
         other side knows of while nothing of them has moved. ``chunks`` has for each room that has ended in how many
-        parts it moved.
+        parts it moved. ``forwards`` has when each of the last forward passes of a model began and ended, with the first
+        model runner.
         """
         self._asked += 1
         number = self._asked

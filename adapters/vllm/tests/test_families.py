@@ -55,11 +55,8 @@ def families(models: Path) -> Any:
 def some(pair: Pair, lengths: tuple[int, ...]) -> None:
     """Requests one by one, one that goes on with a prefix, and several at once."""
     for length in lengths:
-        prompt = prompt_of(length, length)
-        _, second = pair.hand(prompt)
-        assert (second.why, second.tokens) == ("length", pair.alone(prompt)), length
-    longer = [*prompt_of(lengths[-1], lengths[-1]), *prompt_of(2, 60)]
-    assert pair.hand(longer)[1].tokens == pair.alone(longer)
+        pair.check(prompt_of(length, length))
+    pair.check([*prompt_of(lengths[-1], lengths[-1]), *prompt_of(2, 60)])
     prompts = [prompt_of(7000 + seed, 30 + 11 * seed) for seed in range(6)]
     for number, prompt in enumerate(prompts):
         pair.prefill.add(f"many{number}", prompt, 1, dict(PREFILL))

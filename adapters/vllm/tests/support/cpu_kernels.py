@@ -140,6 +140,8 @@ def define() -> Any:
             seen = behind >= 0 if causal else torch.ones_like(behind, dtype=torch.bool)
             if window >= 0:
                 seen &= behind < window
+            # A window has left blocks behind, where anything may stand: also NaN, which no weight of zero hides.
+            k, v = (each.masked_fill(~seen.any(dim=0)[:, None], 0.0) for each in (k, v))
             q = query[first:last].transpose(0, 1).float()
             if sinks is None:
                 made = functional.scaled_dot_product_attention(q, k.float(), v.float(), attn_mask=seen, scale=scale)

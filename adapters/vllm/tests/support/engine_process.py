@@ -119,7 +119,12 @@ def main() -> None:
                 began[given["id"]] = time.perf_counter()
                 extra = {"kv_transfer_params": given["params"]} if given["params"] else None
                 params = SamplingParams(
-                    max_tokens=given["count"], temperature=0, detokenize=False, ignore_eos=True, extra_args=extra
+                    max_tokens=given["count"],
+                    temperature=0,
+                    detokenize=False,
+                    ignore_eos=True,
+                    extra_args=extra,
+                    logprobs=0 if given["logprobs"] else None,
                 )
                 engine.add_request(given["id"], TokensPrompt(prompt_token_ids=given["prompt"]), params)
         elif "blind" in command:
@@ -174,6 +179,7 @@ def main() -> None:
                     say(
                         ended=each.request_id,
                         tokens=list(end.token_ids),
+                        logprobs=[likely[token].logprob for likely, token in zip(end.logprobs or (), end.token_ids)],
                         why=end.finish_reason,
                         params=each.kv_transfer_params,
                         cached=each.num_cached_tokens,

@@ -72,6 +72,7 @@ class Ended(NamedTuple):
 
     Attributes:
         tokens: Its tokens.
+        logprobs: Their logprobs, if those were asked for.
         why: Why it ended.
         params: What a router gets.
         cached: How many tokens came from a cache.
@@ -81,6 +82,7 @@ class Ended(NamedTuple):
     """
 
     tokens: list[int]
+    logprobs: list[float]
     why: str
     params: dict[str, Any] | None
     cached: int | None
@@ -188,13 +190,23 @@ class Engine(OwnProcess):
         """Blocks that were free at the start."""
         return int(self._ready["free"])
 
-    def add(self, name: str, prompt: Sequence[int], count: int = 8, params: dict[str, Any] | None = None) -> None:
-        self.add_all([(name, prompt, count, params)])
+    def add(
+        self,
+        name: str,
+        prompt: Sequence[int],
+        count: int = 8,
+        params: dict[str, Any] | None = None,
+        *,
+        logprobs: bool = False,
+    ) -> None:
+        self.add_all([(name, prompt, count, params)], logprobs=logprobs)
 
-    def add_all(self, requests: Sequence[tuple[str, Sequence[int], int, dict[str, Any] | None]]) -> None:
+    def add_all(
+        self, requests: Sequence[tuple[str, Sequence[int], int, dict[str, Any] | None]], *, logprobs: bool = False
+    ) -> None:
         """Add requests before the next step: for each its name, prompt, number of tokens, and params."""
         names = "id", "prompt", "count", "params"
-        self._tell(add=[dict(zip(names, each, strict=True)) for each in requests])
+        self._tell(add=[dict(zip(names, each, strict=True)) | {"logprobs": logprobs} for each in requests])
 
     def abort(self, name: str) -> None:
         self._tell(abort=[name])
@@ -221,8 +233,16 @@ class Engine(OwnProcess):
         found: Ended = self._wait(lambda: self._ended.get(name), seconds, f"result of {name}")
         return found
 
-    def run(self, name: str, prompt: Sequence[int], count: int = 8, params: dict[str, Any] | None = None) -> Ended:
-        self.add(name, prompt, count, params)
+    def run(
+        self,
+        name: str,
+        prompt: Sequence[int],
+        count: int = 8,
+        params: dict[str, Any] | None = None,
+        *,
+        logprobs: bool = False,
+    ) -> Ended:
+        self.add(name, prompt, count, params, logprobs=logprobs)
         return self.result(name)
 
     def ask(self) -> dict[str, Any]:
@@ -298,12 +318,24 @@ class Pair:
         options, space = self._options[name == "decode"], self._spaces.get(name)
         return Engine(name, self._folder, options, space=space, **self._kind)
 
-    def hand(self, prompt: Sequence[int], count: int = 8, name: str = "") -> tuple[Ended, Ended]:
+    def hand(
+        self, prompt: Sequence[int], count: int = 8, name: str = "", *, logprobs: bool = False
+    ) -> tuple[Ended, Ended]:
         """A request as a serial router passes it: prefill's answer goes to decode as it is."""
         self._number += 1
         name = name or f"request{self._number}"
         first = self.prefill.run(name, prompt, 1, dict(PREFILL))
-        return first, self.decode.run(name, prompt, count, first.params)
+        return first, self.decode.run(name, prompt, count, first.params, logprobs=logprobs)
+
+    def check(self, prompt: Sequence[int], count: int = 8, within: float = 1e-3) -> Ended:
+        """Hand a request: its tokens and their logprobs are those of one engine. Returns what decode gave."""
+        _, handed = self.hand(prompt, count, logprobs=True)
+        alone = self.prefill.run(f"alone{self._number}", prompt, count, logprobs=True)
+        assert (handed.why, handed.tokens) == ("length", alone.tokens), len(prompt)
+        apart = [abs(one - other) for one, other in zip(handed.logprobs, alone.logprobs, strict=True)]
+        assert len(apart) == count
+        assert all(each <= within for each in apart), f"{len(prompt)} tokens: {apart}"  # NaN is not, either
+        return handed
 
     def alone(self, prompt: Sequence[int], count: int = 8) -> list[int]:
         """The tokens of one engine alone. Prefill serves as it."""

@@ -125,6 +125,10 @@ def _allow_images() -> None:
 
 def become(arguments: Sequence[str]) -> None:
     """Be an engine or a server."""
+    from support import poison
+
+    if "STATELINK_UNPOISONED" not in os.environ:
+        poison.install()
     what, *given = arguments
     if what == "engine":
         sys.argv = ["engine_process", *given]

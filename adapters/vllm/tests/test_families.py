@@ -57,13 +57,7 @@ def some(pair: Pair, lengths: tuple[int, ...]) -> None:
     for length in lengths:
         pair.check(prompt_of(length, length))
     pair.check([*prompt_of(lengths[-1], lengths[-1]), *prompt_of(2, 60)])
-    prompts = [prompt_of(7000 + seed, 30 + 11 * seed) for seed in range(6)]
-    for number, prompt in enumerate(prompts):
-        pair.prefill.add(f"many{number}", prompt, 1, dict(PREFILL))
-    for number, prompt in enumerate(prompts):
-        pair.decode.add(f"many{number}", prompt, 6, pair.prefill.result(f"many{number}").params)
-    answers = [pair.decode.result(f"many{number}").tokens for number in range(len(prompts))]
-    assert answers == [pair.alone(prompt, 6) for prompt in prompts]
+    pair.check_several([prompt_of(7000 + seed, 30 + 11 * seed) for seed in range(6)])
     pair.settled()
 
 

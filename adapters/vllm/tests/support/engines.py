@@ -342,6 +342,16 @@ class Pair:
         self._number += 1
         return self.prefill.run(f"alone{self._number}", prompt, count).tokens
 
+    def check_several(self, prompts: Sequence[Sequence[int]], count: int = 6) -> None:
+        """Hand these at once: their tokens are those of one engine."""
+        names = [f"several{self._number}.{place}" for place in range(len(prompts))]
+        for name, prompt in zip(names, prompts, strict=True):
+            self.prefill.add(name, prompt, 1, dict(PREFILL))
+        for name, prompt in zip(names, prompts, strict=True):
+            self.decode.add(name, prompt, count, self.prefill.result(name).params)
+        answers = [self.decode.result(name).tokens for name in names]
+        assert answers == [self.alone(prompt, count) for prompt in prompts]
+
     def moved(self) -> tuple[int, int]:
         """Requests whose state has come to decode so far, and their bytes."""
         said = self.decode.ask()

@@ -87,11 +87,11 @@ def settle() -> None:
     from vllm.platforms import current_platform
 
     current_platform.import_kernels()
+    _allow_images()
     kernels.install()
     devices.install()
     expert_parallel.install()
     _fork_workers()
-    _allow_images()
 
 
 def _fork_workers() -> None:

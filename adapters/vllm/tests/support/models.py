@@ -124,9 +124,20 @@ def _loaded(folder: Path, **changed: Any) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
+    if (folder / "transformers").exists():  # its own names, which vLLM does not know
+        folder /= "transformers"
     own = {"dtype": torch.float32, "attn_implementation": "eager", **changed}
     model: Any = AutoModelForCausalLM.from_pretrained(folder, **own)
     return model.eval()
+
+
+def _behind(folder: Path, prompt: Sequence[int], tokens: Sequence[int], **changed: Any) -> tuple[Any, Any]:
+    """The logits of each token behind the prompt, by the model's own code, and which of them are the tokens'."""
+    import torch
+
+    with torch.no_grad():
+        logits = _loaded(folder, **changed)(torch.tensor([[*prompt, *tokens]]), use_cache=False).logits[0]
+    return logits[len(prompt) - 1 : -1], (torch.arange(len(tokens)), torch.tensor(tokens))
 
 
 def regret(folder: Path, prompt: Sequence[int], tokens: Sequence[int], **changed: Any) -> float:
@@ -136,13 +147,16 @@ def regret(folder: Path, prompt: Sequence[int], tokens: Sequence[int], **changed
     standard deviations of all logits. The worst of them counts. Zero: each token has the highest logit. ``changed`` has
     what of the model's configuration `transformers` needs otherwise than vLLM.
     """
+    behind, taken = _behind(folder, prompt, tokens, **changed)
+    return float(((behind.max(dim=1).values - behind[taken]) / behind.std(dim=1)).max())
+
+
+def apart(folder: Path, prompt: Sequence[int], tokens: Sequence[int], logprobs: Sequence[float]) -> float:
+    """How far the logprobs of these tokens are from those of the model's own code at most; NaN, if one of them is."""
     import torch
 
-    with torch.no_grad():
-        logits = _loaded(folder, **changed)(torch.tensor([[*prompt, *tokens]]), use_cache=False).logits[0]
-    behind = logits[len(prompt) - 1 : -1]
-    taken = behind[torch.arange(len(tokens)), torch.tensor(tokens)]
-    return float(((behind.max(dim=1).values - taken) / behind.std(dim=1)).max())
+    behind, taken = _behind(folder, prompt, tokens)
+    return float((behind.log_softmax(dim=1)[taken] - torch.tensor(logprobs)).abs().max())
 
 
 def embedding(folder: Path, prompt: Sequence[int]) -> list[float]:

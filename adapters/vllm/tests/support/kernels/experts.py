@@ -12,8 +12,9 @@ __all__ = ["define"]
 
 def activate(name: str, x: Any) -> Any:
     """The gate and the value of an expert's first layer, put together."""
-    if name == "swigluoai":  # of gpt-oss: gates and values take turns
-        gate, value = x[..., ::2].clamp(max=7.0), x[..., 1::2].clamp(-7.0, 7.0)
+    if name.startswith("swigluoai"):  # of gpt-oss, whose gates and values take turns, and of MiniMax-M3
+        gate, value = (x[..., ::2], x[..., 1::2]) if name == "swigluoai" else x.chunk(2, dim=-1)
+        gate, value = gate.clamp(max=7.0), value.clamp(-7.0, 7.0)
         return (value + 1) * gate * torch.sigmoid(1.702 * gate)
     gate, value = x.chunk(2, dim=-1)
     return (functional.silu(gate) if name == "silu" else functional.gelu(gate)) * value

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .families import LATENT
 from .models import COMMON, save
 
 if TYPE_CHECKING:
@@ -105,6 +106,64 @@ def round_minimax_m3() -> None:
     module.apply_rotary_pos_emb = rounded
 
 
+INDEX: dict[str, Any] = {
+    **LATENT,
+    "q_lora_rank": 64,
+    "n_routed_experts": 8,
+    "n_group": 2,
+    "norm_topk_prob": True,
+    "num_nextn_predict_layers": 0,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "index_topk": 32,
+    "index_head_dim": 128,
+    "index_n_heads": 16,  # with a few, many keys have the same score: none
+}
+
+
+def deepseek_v32(folder: Path) -> Path:
+    """Latents, and an index in each layer, which chooses 32 tokens."""
+    from transformers import DeepseekV32Config, DeepseekV32ForCausalLM
+
+    return save(folder, DeepseekV32ForCausalLM(DeepseekV32Config(**INDEX)))
+
+
+def glm_5(folder: Path) -> Path:
+    """The same, where two of four layers do with the choice of the layer before them."""
+    from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM
+
+    more = {"num_hidden_layers": 4, "index_topk_freq": 2, "index_skip_topk_offset": 1}
+    return save(folder, GlmMoeDsaForCausalLM(GlmMoeDsaConfig(**{**INDEX, **more})))
+
+
+def _round_index(name: str) -> None:
+    """vLLM has keys of the index in FP8, and queries for them."""
+    import importlib
+    import inspect
+    import textwrap
+
+    from .kernels.dsa import quantise
+
+    def rounded(x: Any) -> Any:
+        import torch
+
+        data, exponent = quantise(x, x.shape[-1])
+        return data.view(torch.float8_e4m3fn).float() * torch.exp2(exponent)
+
+    module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    (indexer,) = (each for each in vars(module).values() if getattr(each, "__name__", "").endswith("Indexer"))
+    source = textwrap.dedent(inspect.getsource(indexer.forward))
+    for was, wanted in (
+        ("q = torch.cat([q_rot, q_pass], dim=-1)", "q = rounded(torch.cat([q_rot, q_pass], dim=-1))"),
+        ("k = torch.cat([k_rot, k_pass], dim=-1)", "k = rounded(torch.cat([k_rot, k_pass], dim=-1))"),
+    ):
+        assert was in source, was
+        source = source.replace(was, wanted)
+    found: dict[str, Any] = {}
+    exec(source, {**vars(module), "rounded": rounded}, found)
+    indexer.forward = found["forward"]
+
+
 M3 = Deployed(
     minimax_m3,
     {"block_size": 128, "kv_cache_memory_bytes": 96 << 20},
@@ -112,9 +171,18 @@ M3 = Deployed(
     ("kv (kv)", "dsa (dsa)"),
     round_minimax_m3,
 )
+DSA = Deployed(
+    deepseek_v32,
+    {"block_size": 64, "kv_cache_memory_bytes": 32 << 20},
+    (1, 7, 33, 63, 64, 65, 128, 300, 600),
+    ("kv (kv)", "dsa (dsa)"),
+    lambda: _round_index("deepseek_v32"),
+)
 FP8 = {"kv_cache_dtype": "fp8", "attention_config": {"indexer_kv_dtype": "fp8"}}
 
 DEPLOYED: dict[str, Deployed] = {
     "MiniMax-M3": M3,
     "MiniMax-M3 in FP8": M3._replace(options={**M3.options, **FP8}, round=None),
+    "DeepSeek V3.2": DSA,
+    "GLM-5": DSA._replace(make=glm_5, round=lambda: _round_index("glm_moe_dsa")),
 }

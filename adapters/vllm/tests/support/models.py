@@ -124,6 +124,7 @@ def _loaded(folder: Path, **changed: Any) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
+    torch.set_num_threads(1)  # engines compute beside it
     if (folder / "transformers").exists():  # its own names, which vLLM does not know
         folder /= "transformers"
     own = {"dtype": torch.float32, "attn_implementation": "eager", **changed}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-__all__ = ["define"]
+__all__ = ["allow", "define"]
 
 
 def decode(out: Any, query: Any, cache: Any, scale: float, tables: Any, lengths: Any) -> None:
@@ -18,6 +19,32 @@ def decode(out: Any, query: Any, cache: Any, scale: float, tables: Any, lengths:
             held = pages.reshape(-1, cache.shape[-1])[:length].float()
             weights = torch.softmax(query[row].float() @ held.T * scale, dim=-1)
             out[row] = (weights @ held[:, :latent]).to(out.dtype)
+
+
+def allow(wanted: Callable[[Any], bool], *, chunks: bool) -> None:
+    """Let models with latents have what vLLM turns off on a CPU without instructions for matrices.
+
+    Args:
+        wanted: Of which models, by their configuration.
+        chunks: Whether that is chunked prefill and the size of blocks, too, and not the prefix cache alone.
+    """
+    from vllm.platforms.cpu import CpuPlatform
+
+    platform: Any = CpuPlatform
+    settle = platform.check_and_update_config.__func__
+
+    def check(cls: Any, config: Any) -> None:
+        scheduler, cache = config.scheduler_config, config.cache_config
+        was = scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens
+        cached, block = cache.enable_prefix_caching, cache.block_size
+        settle(cls, config)
+        if config.model_config is not None and wanted(config.model_config.hf_text_config):
+            cache.enable_prefix_caching = cached
+            if chunks:
+                cache.block_size = block
+                scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens = was
+
+    platform.check_and_update_config = classmethod(check)
 
 
 def define(kernel: Any) -> None:

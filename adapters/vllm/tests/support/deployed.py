@@ -34,9 +34,33 @@ class Deployed(NamedTuple):
     round: Callable[[], None] | None = None
 
 
+def _publish(folder: Path, model: Any, changes: Mapping[str, str], config: Mapping[str, Any]) -> Path:
+    """Save a model as it is published, as far as vLLM looks, and as `transformers` saves it in a folder within.
+
+    Args:
+        folder: Where it goes.
+        model: The model.
+        changes: Parts of names as `transformers` saves them, and what they are in what is published.
+        config: The configuration for vLLM.
+    """
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(save(folder / "transformers", model) / "model.safetensors")
+    for was, wanted in changes.items():
+        weights = {name.replace(was, wanted): each for name, each in weights.items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    named = {"architectures": [type(model).__name__], **config}
+    (folder / "config.json").write_text(json.dumps(named))
+    return folder
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    """A configuration without what it does not say."""
+    return {name: each for name, each in config.to_dict().items() if each is not None}
+
+
 def minimax_m3(folder: Path) -> Path:
     """A dense layer, and three whose index chooses two blocks of 128 tokens; experts."""
-    from safetensors.torch import load_file, save_file
     from transformers import conversion_mapping
     from transformers.models.minimax_m3_vl.configuration_minimax_m3_vl import MiniMaxM3VLTextConfig
     from transformers.models.minimax_m3_vl.modeling_minimax_m3_vl import MiniMaxM3VLForCausalLM
@@ -59,12 +83,8 @@ def minimax_m3(folder: Path) -> Path:
     # What is published has the model within one that sees, for which alone `transformers` knows the names.
     named = conversion_mapping.get_checkpoint_conversion_mapping("minimax_m3_vl")
     conversion_mapping.register_checkpoint_conversion_mapping(config.model_type, named, overwrite=True)
-    save(folder / "transformers", MiniMaxM3VLForCausalLM(config))
-    weights = load_file(folder / "transformers" / "model.safetensors")
+    model = MiniMaxM3VLForCausalLM(config)
     changes = {"language_model.lm_head": "lm_head", "layers.0.block_sparse_moe": "layers.0.mlp"}
-    for was, wanted in changes.items():
-        weights = {name.replace(was, wanted): each for name, each in weights.items()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     text = {
         **config.to_dict(),
         "hidden_act": "swigluoai",
@@ -89,8 +109,7 @@ def minimax_m3(folder: Path) -> Path:
     del text["model_type"]
     ids = {name: COMMON[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     whole = {"model_type": "minimax_m3_vl", "architectures": ["MiniMaxM3SparseForCausalLM"], "text_config": text, **ids}
-    (folder / "config.json").write_text(json.dumps(whole))
-    return folder
+    return _publish(folder, model, changes, whole)
 
 
 def round_minimax_m3() -> None:
@@ -132,8 +151,80 @@ def glm_5(folder: Path) -> Path:
     """The same, where two of four layers do with the choice of the layer before them."""
     from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM
 
-    more = {"num_hidden_layers": 4, "index_topk_freq": 2, "index_skip_topk_offset": 1}
+    more = {"num_hidden_layers": 4, "index_topk_freq": 2, "index_skip_topk_offset": 1, "indexer_rope_interleave": True}
     return save(folder, GlmMoeDsaForCausalLM(GlmMoeDsaConfig(**{**INDEX, **more})))
+
+
+def deepseek_v4(folder: Path) -> Path:
+    """A layer with a window alone, and two each whose compressors make a latent of 4 and of 128 tokens; an index."""
+    import torch
+    from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
+
+    kinds = ["sliding", *["compressed_sparse", "heavily_compressed"] * 2]
+    config = DeepseekV4Config(
+        **{**COMMON, "num_key_value_heads": 1, "intermediate_size": 64},
+        num_hidden_layers=len(kinds),
+        layer_types=[f"{kind}_attention" for kind in kinds],
+        mlp_layer_types=["hash_moe"] + ["moe"] * (len(kinds) - 1),
+        head_dim=512,
+        q_lora_rank=64,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        hc_mult=2,
+        sliding_window=128,
+        o_groups=2,
+        o_lora_rank=64,
+        index_n_heads=16,
+        index_head_dim=128,
+        index_topk=16,
+        num_nextn_predict_layers=0,
+        swiglu_limit=1000.0,  # experts on a CPU have none
+        expert_dtype="bf16",
+        topk_method="noaux_tc",
+    )
+    model = DeepseekV4ForCausalLM(config)
+    draw = torch.Generator().manual_seed(21)
+    with torch.no_grad():
+        for name, each in [*model.named_parameters(), *model.named_buffers()]:
+            if name.endswith("tid2eid"):
+                each.copy_(torch.stack([torch.randperm(4, generator=draw)[:2] for _ in range(len(each))]))
+            elif name.endswith(("sinks", "base", "correction_bias")):
+                each.copy_(torch.randn(each.shape, generator=draw) * 0.2)
+    changes = {".attn.norm.": ".attn.kv_norm.", "model.hc_head.hc_": "hc_head_", "embed_tokens.": "embed."}
+    return _publish(folder, model, {**changes, "model.": ""}, _plain(config))
+
+
+def kimi_linear(folder: Path) -> Path:
+    """A layer of latents among three of KDA, and experts."""
+    from transformers import KimiLinearConfig, KimiLinearForCausalLM
+
+    full = [1]
+    layers = range(4)
+    config = KimiLinearConfig(
+        **{**COMMON, "num_key_value_heads": 4},
+        num_hidden_layers=len(layers),
+        **{name: LATENT[name] for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")},
+        linear_head_dim=32,
+        linear_num_heads=4,
+        moe_intermediate_size=64,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        layer_types=["full_attention" if number in full else "linear_attention" for number in layers],
+        mlp_layer_types=["sparse" if number else "dense" for number in layers],
+    )
+    own = {
+        "mla_use_nope": True,
+        "first_k_dense_replace": 1,
+        "linear_attn_config": {
+            "kda_layers": [number + 1 for number in layers if number not in full],
+            "full_attn_layers": [number + 1 for number in full],
+            "head_dim": 32,
+            "num_heads": 4,
+            "short_conv_kernel_size": 4,
+        },
+    }
+    changes = {"layers.0.block_sparse_moe": "layers.0.mlp"}
+    return _publish(folder, KimiLinearForCausalLM(config), changes, {**_plain(config), **own})
 
 
 def _round_index(name: str) -> None:
@@ -142,25 +233,19 @@ def _round_index(name: str) -> None:
     import inspect
     import textwrap
 
-    from .kernels.dsa import quantise
-
-    def rounded(x: Any) -> Any:
-        import torch
-
-        data, exponent = quantise(x, x.shape[-1])
-        return data.view(torch.float8_e4m3fn).float() * torch.exp2(exponent)
+    from .kernels.dsa import restored
 
     module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
     (indexer,) = (each for each in vars(module).values() if getattr(each, "__name__", "").endswith("Indexer"))
     source = textwrap.dedent(inspect.getsource(indexer.forward))
     for was, wanted in (
-        ("q = torch.cat([q_rot, q_pass], dim=-1)", "q = rounded(torch.cat([q_rot, q_pass], dim=-1))"),
-        ("k = torch.cat([k_rot, k_pass], dim=-1)", "k = rounded(torch.cat([k_rot, k_pass], dim=-1))"),
+        ("q = torch.cat([q_rot, q_pass], dim=-1)", "q = restored(torch.cat([q_rot, q_pass], dim=-1))"),
+        ("k = torch.cat([k_rot, k_pass], dim=-1)", "k = restored(torch.cat([k_rot, k_pass], dim=-1))"),
     ):
         assert was in source, was
         source = source.replace(was, wanted)
     found: dict[str, Any] = {}
-    exec(source, {**vars(module), "rounded": rounded}, found)
+    exec(source, {**vars(module), "restored": restored}, found)
     indexer.forward = found["forward"]
 
 
@@ -171,6 +256,24 @@ M3 = Deployed(
     ("kv (kv)", "dsa (dsa)"),
     round_minimax_m3,
 )
+def round_deepseek_v4() -> None:
+    """vLLM keeps latents in FP8 and bf16, and keys of the index in FP8, which it also has queries for them in."""
+    from transformers.models.deepseek_v4 import modeling_deepseek_v4 as module
+
+    from .kernels.deepseek_v4 import rounded
+    from .kernels.dsa import restored
+
+    turn: Any = module.apply_rotary_pos_emb
+
+    def kept(x: Any, *given: Any) -> Any:
+        x = turn(x, *given)
+        if x.shape[-1] == 128:
+            return restored(x)
+        return rounded(x) if x.shape[1] == 1 else x  # a latent has one head
+
+    module.apply_rotary_pos_emb = kept
+
+
 DSA = Deployed(
     deepseek_v32,
     {"block_size": 64, "kv_cache_memory_bytes": 32 << 20},
@@ -185,4 +288,14 @@ DEPLOYED: dict[str, Deployed] = {
     "MiniMax-M3 in FP8": M3._replace(options={**M3.options, **FP8}, round=None),
     "DeepSeek V3.2": DSA,
     "GLM-5": DSA._replace(make=glm_5, round=lambda: _round_index("glm_moe_dsa")),
+    "Kimi-Linear": Deployed(
+        kimi_linear, {"kv_cache_memory_bytes": 64 << 20}, (1, 7, 100, 300), ("kv (kv)", "mamba"), lambda: None
+    ),
+    "DeepSeek V4": Deployed(
+        deepseek_v4,
+        {"block_size": 256, "kv_cache_memory_bytes": 256 << 20},
+        (1, 3, 4, 5, 127, 128, 129, 131, 255, 256, 257, 400),
+        ("dsv4.c4", "dsv4.c128", "dsv4.c4.index", "swa"),
+        round_deepseek_v4,
+    ),
 }

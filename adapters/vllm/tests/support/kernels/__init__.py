@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import convolutions, delta, dsa, experts, latents, minimax, scan, speculation
+from . import convolutions, deepseek_v4, delta, dsa, experts, kda, latents, minimax, scan, speculation
 
 __all__ = ["install"]
 
-FAMILIES = (convolutions, delta, dsa, experts, latents, minimax, scan, speculation)
+FAMILIES = (convolutions, deepseek_v4, delta, dsa, experts, kda, latents, minimax, scan, speculation)
 
 _kept: list[Any] = []
 """Keeps the registrations alive."""

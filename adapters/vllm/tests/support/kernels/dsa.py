@@ -15,7 +15,7 @@ import torch
 
 from .latents import allow
 
-__all__ = ["define", "keep_index", "quantise"]
+__all__ = ["define", "keep_index", "quantise", "restored"]
 
 SIZE = 128
 """Numbers of an index key."""
@@ -27,6 +27,12 @@ def quantise(x: Any, block: int) -> tuple[Any, Any]:
     exponent = torch.ceil(torch.log2(x.abs().amax(-1).clamp(min=1e-4) / 448.0))
     made = (x * torch.exp2(-exponent)[..., None]).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
     return made.flatten(-2).view(torch.uint8), exponent
+
+
+def restored(x: Any) -> Any:
+    """What a cache, or a query, has of vectors of 128 numbers."""
+    data, exponent = quantise(x, SIZE)
+    return data.view(torch.float8_e4m3fn).float() * torch.exp2(exponent)
 
 
 def keep_index(cache: Any, page: int, slots: Any, keys: Any) -> None:

@@ -6,6 +6,7 @@ describes them, and the core compares what the two servers hold. See `support/re
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ import pytest
 
 pytest.importorskip("vllm.entrypoints.common.cli_args", reason="the parser of vLLM's newest release reads the recipes")
 
+from support.deployed import DEPLOYED, DRAFTS
+from support.families import FAMILIES
 from support.planned import plan
 from support.recipes import ROLES, Recipe, config_of, model_of, parsed, read
 from vllm.config import KVTransferConfig
@@ -35,6 +38,24 @@ REFUSED = {
     "sleep mode": "vLLM asks each connector, and MooncakeStoreConnector says no",
 }
 """What reasons name, and why nothing could move."""
+
+RAN = {
+    "MiniMax-M3": "MiniMax-M3 in FP8",
+    "DeepSeek-V4": "DeepSeek V4",
+    "Kimi-K3": "Kimi-Linear",
+    "Kimi-K2.x": "DeepSeek V3",
+    "DeepSeek-R1": "DeepSeek V3",
+    "Qwen3-32B": "llama",
+}
+"""For each model of the recipes, the tiny one with its kinds of layers that ran as whole engines: in `test_deployed`,
+`test_families` or, the dense one, in `test_engines`."""
+
+DRAFTED = {
+    ("MiniMax-M3", "eagle3"): "EAGLE3 with MiniMax-M3",
+    ("DeepSeek-V4", "mtp"): "vLLM's class for a CPU raises NotImplementedError (models/deepseek_v4/cpu/mtp.py)",
+    ("Kimi-K3", "dspark"): "vLLM has DSpark for Kimi-K3 for NVIDIA's GPUs alone",
+}
+"""The same for their drafts, in `test_speculation`; or why none ran."""
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +120,20 @@ def test_hardly_any_is_refused(refused: dict[str, int]) -> None:
     shown = "\n".join(f"{count}: {why[:600]}" for why, count in refused.items())
     assert sum(refused.values()) <= MOST_REFUSED, shown
     assert all(any(what in why for what in REFUSED) for why in refused), shown
+
+
+def test_each_model_has_run_and_each_kind_of_drafts_has_or_cannot() -> None:
+    recipes = read()
+    assert {recipe.model for recipe in recipes} == RAN.keys()
+    assert set(RAN.values()) <= {*DEPLOYED, *FAMILIES, "llama"}
+    drafts = {
+        (recipe.model, json.loads(flags["speculative-config"])["method"])
+        for recipe in recipes
+        for flags in recipe.sides
+        if "speculative-config" in flags
+    }
+    assert drafts == DRAFTED.keys()
+    assert all(kind in DRAFTS or "vLLM" in kind for kind in DRAFTED.values())
 
 
 def test_a_flag_that_vllm_does_not_know_is_found() -> None:

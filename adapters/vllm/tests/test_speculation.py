@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from engine_processes import running
+from support.deployed import DEPLOYED, DRAFTS, add_sparse_mtp, make_eagle3
 from support.engines import PREFILL, Engine, Pair, engine_options, prompt_of
 from support.families import FAMILIES, add_mtp, make_eagle
 from support.models import make_llama
@@ -39,6 +40,16 @@ def drafting(kind: str, models: Path, llama: Path) -> tuple[Path, dict[str, Any]
         made = folder if folder.exists() else make_llama(folder)
         given = {"method": "draft_model", "model": str(made), "num_speculative_tokens": 2}
         return llama, {"speculative_config": given}
+    if kind in DRAFTS:
+        m3, folder = DEPLOYED["MiniMax-M3"], models / "m3"
+        plain = folder if folder.exists() else m3.make(folder)
+        drafts = models / kind.replace(" ", "-")
+        if kind.startswith("MTP"):
+            made = drafts if drafts.exists() else add_sparse_mtp(plain, drafts)
+            return made, {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}, **m3.options}
+        made = drafts if drafts.exists() else make_eagle3(drafts)
+        given = {"method": "eagle3", "model": str(made), "num_speculative_tokens": 3}
+        return plain, {"speculative_config": given, **m3.options}
     folder = models / "mtp"
     if not folder.exists():
         add_mtp(FAMILIES["DeepSeek V3"](models / "without-mtp"), folder)
@@ -66,7 +77,7 @@ def repeating(seed: int, length: int) -> list[int]:
     return made
 
 
-@pytest.mark.parametrize("kind", ["ngram", "EAGLE", "MTP", "draft model"])
+@pytest.mark.parametrize("kind", ["ngram", "EAGLE", "MTP", "draft model", *DRAFTS])
 @pytest.mark.shows("engines: the tokens of one, and as many drafts taken, {kind}")
 @pytest.mark.shows("no block of vLLM's pool is lost")
 def test_drafts_are_taken_as_on_one_engine(kind: str, models: Path, llama: Path, tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .families import LATENT
+from .families import LATENT, write
 from .models import COMMON, save
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["DEPLOYED", "Deployed"]
+__all__ = ["DEPLOYED", "DRAFTS", "Deployed", "add_sparse_mtp", "make_eagle3"]
 
 
 class Deployed(NamedTuple):
@@ -25,6 +25,7 @@ class Deployed(NamedTuple):
         says: The components that an engine says it moves.
         round: Lets `transformers` round what the engine rounds before it keeps it. Called once in a process. Without
             it, the two are not compared.
+        within: How far logprobs may be apart. What is rounded to FP8 may go either way, and much may depend on it.
     """
 
     make: Callable[[Path], Path]
@@ -32,6 +33,7 @@ class Deployed(NamedTuple):
     lengths: Sequence[int]
     says: Sequence[str]
     round: Callable[[], None] | None = None
+    within: float = 1e-3
 
 
 def _publish(folder: Path, model: Any, changes: Mapping[str, str], config: Mapping[str, Any]) -> Path:
@@ -249,6 +251,60 @@ def _round_index(name: str) -> None:
     indexer.forward = found["forward"]
 
 
+def make_eagle3(folder: Path) -> Path:
+    """A head of one dense layer, which drafts tokens for a MiniMax-M3 from hidden states of three layers (EAGLE3)."""
+    import torch
+
+    draw, hidden, size = torch.Generator().manual_seed(7), COMMON["hidden_size"], 32
+    heads, kv = COMMON["num_attention_heads"] * size, COMMON["num_key_value_heads"] * size
+    shapes = {
+        "midlayer.self_attn.q_proj": (heads, 2 * hidden),
+        "midlayer.self_attn.k_proj": (kv, 2 * hidden),
+        "midlayer.self_attn.v_proj": (kv, 2 * hidden),
+        "midlayer.self_attn.o_proj": (hidden, heads),
+        "midlayer.mlp.gate_proj": (COMMON["intermediate_size"], hidden),
+        "midlayer.mlp.up_proj": (COMMON["intermediate_size"], hidden),
+        "midlayer.mlp.down_proj": (hidden, COMMON["intermediate_size"]),
+        "fc": (hidden, 3 * hidden),
+        "lm_head": (COMMON["vocab_size"], hidden),
+        "embed_tokens": (COMMON["vocab_size"], hidden),
+        **dict.fromkeys((f"midlayer.{name}" for name in ("input_layernorm", "hidden_norm")), (hidden,)),
+        **dict.fromkeys(("midlayer.post_attention_layernorm", "norm"), (hidden,)),
+    }
+    made = {
+        f"{name}.weight": torch.randn(shape, generator=draw) * 0.2 if len(shape) > 1 else torch.ones(shape)
+        for name, shape in shapes.items()
+    }
+    config = {
+        "eagle_aux_hidden_state_layer_ids": [1, 2, 3],
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "num_hidden_layers": 1,
+        "head_dim": size,
+    }
+    return write(folder, made, {**COMMON, **config})
+
+
+def add_sparse_mtp(model: Path, folder: Path) -> Path:
+    """A MiniMax-M3 with one layer more, which drafts tokens (MTP), and has an index: a copy of its last one."""
+    import torch
+    from safetensors.torch import load_file
+
+    draw, hidden = torch.Generator().manual_seed(8), COMMON["hidden_size"]
+    weights, config = load_file(model / "model.safetensors"), json.loads((model / "config.json").read_text())
+    last, own = f"model.layers.{config['text_config']['num_hidden_layers'] - 1}.", "model.mtp.layers.0."
+    made = {
+        name.replace(last, f"{own}transformer_layer."): each.clone()
+        for name, each in weights.items()
+        if name.startswith(last)
+    }
+    made[f"{own}eh_proj.weight"] = torch.randn(hidden, 2 * hidden, generator=draw) * 0.2
+    for name in ("enorm", "hnorm", "final_layernorm"):
+        made[f"{own}{name}.weight"] = torch.zeros(hidden)
+    config["text_config"]["num_mtp_modules"] = 1
+    return write(folder, {**weights, **made}, config)
+
+
 M3 = Deployed(
     minimax_m3,
     {"block_size": 128, "kv_cache_memory_bytes": 96 << 20},
@@ -256,8 +312,10 @@ M3 = Deployed(
     ("kv (kv)", "dsa (dsa)"),
     round_minimax_m3,
 )
+
+
 def round_deepseek_v4() -> None:
-    """vLLM keeps latents in FP8 and bf16, and keys of the index in FP8, which it also has queries for them in."""
+    """vLLM has latents in FP8 and bf16, keys of the index in FP8, and queries for them. A projection is in bf16."""
     from transformers.models.deepseek_v4 import modeling_deepseek_v4 as module
 
     from .kernels.deepseek_v4 import rounded
@@ -271,7 +329,14 @@ def round_deepseek_v4() -> None:
             return restored(x)
         return rounded(x) if x.shape[1] == 1 else x  # a latent has one head
 
-    module.apply_rotary_pos_emb = kept
+    linear: Any = module.DeepseekV4GroupedLinear
+    project = linear.forward
+
+    def projected(self: Any, x: Any) -> Any:
+        self.weight.data = self.weight.data.bfloat16().float()
+        return project(self, x.bfloat16().float()).bfloat16().float()
+
+    module.apply_rotary_pos_emb, linear.forward = kept, projected
 
 
 DSA = Deployed(
@@ -280,6 +345,7 @@ DSA = Deployed(
     (1, 7, 33, 63, 64, 65, 128, 300, 600),
     ("kv (kv)", "dsa (dsa)"),
     lambda: _round_index("deepseek_v32"),
+    0.05,
 )
 FP8 = {"kv_cache_dtype": "fp8", "attention_config": {"indexer_kv_dtype": "fp8"}}
 
@@ -294,8 +360,12 @@ DEPLOYED: dict[str, Deployed] = {
     "DeepSeek V4": Deployed(
         deepseek_v4,
         {"block_size": 256, "kv_cache_memory_bytes": 256 << 20},
-        (1, 3, 4, 5, 127, 128, 129, 131, 255, 256, 257, 400),
+        (1, 3, 4, 5, 127, 128, 129, 255, 256, 257),
         ("dsv4.c4", "dsv4.c128", "dsv4.c4.index", "swa"),
         round_deepseek_v4,
+        0.2,
     ),
 }
+
+DRAFTS = ("EAGLE3 with MiniMax-M3", "MTP with MiniMax-M3")
+"""Kinds of drafts for these models, which `test_speculation` makes."""

@@ -179,7 +179,10 @@ def main() -> None:
                     say(
                         ended=each.request_id,
                         tokens=list(end.token_ids),
-                        logprobs=[likely[token].logprob for likely, token in zip(end.logprobs or (), end.token_ids)],
+                        logprobs=[
+                            likely[token].logprob
+                            for likely, token in zip(end.logprobs or (), end.token_ids, strict=bool(end.logprobs))
+                        ],
                         why=end.finish_reason,
                         params=each.kv_transfer_params,
                         cached=each.num_cached_tokens,

@@ -11,7 +11,7 @@ from .models import COMMON, VOCABULARY, add_tokenizer, save
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["FAMILIES", "add_adapter", "add_mtp", "make_eagle", "make_llava"]
+__all__ = ["FAMILIES", "add_adapter", "add_mtp", "make_eagle", "make_llava", "write"]
 
 LATENT: dict[str, Any] = {
     **COMMON,
@@ -187,7 +187,7 @@ def add_mtp(model: Path, folder: Path) -> Path:
         made[f"{own}{name}.weight"] = torch.ones(hidden)
     made[f"{own}shared_head.head.weight"] = weights["lm_head.weight"].clone()
     made[f"{own}embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
-    return _write(folder, {**weights, **made}, {**config, "num_nextn_predict_layers": 1})
+    return write(folder, {**weights, **made}, {**config, "num_nextn_predict_layers": 1})
 
 
 def make_eagle(model: Path, folder: Path) -> Path:
@@ -205,7 +205,7 @@ def make_eagle(model: Path, folder: Path) -> Path:
     }
     made["embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
     made["fc.weight"] = torch.randn(hidden, 2 * hidden, generator=draw) * 0.2
-    return _write(folder, made, {**config, "num_hidden_layers": 1})
+    return write(folder, made, {**config, "num_hidden_layers": 1})
 
 
 def add_adapter(model: Path, folder: Path, seed: int) -> Path:
@@ -258,11 +258,11 @@ def make_llava(folder: Path) -> Path:
     return add_tokenizer(folder, image=VOCABULARY - 1)
 
 
-def _write(folder: Path, weights: dict[str, Any], config: dict[str, Any]) -> Path:
+def write(folder: Path, weights: dict[str, Any], config: dict[str, Any]) -> Path:
+    """Write a model's weights and its configuration into a folder."""
     from safetensors.torch import save_file
 
     folder.mkdir()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config))
-    assert config["vocab_size"] == VOCABULARY
     return folder

@@ -127,7 +127,7 @@ def become(arguments: Sequence[str]) -> None:
     """Be an engine or a server."""
     from support import poison
 
-    if "STATELINK_UNPOISONED" not in os.environ:
+    if "STATELINK_UNPOISONED" not in os.environ:  # benchmarks say it
         poison.install()
     what, *given = arguments
     if what == "engine":

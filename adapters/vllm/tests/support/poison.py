@@ -44,7 +44,7 @@ def install() -> None:
 
 
 def _fill(worker: Any, blocks: Any) -> None:
-    """Fill these blocks of each layer. A layer's tensor has the blocks first, or the parts that attention makes of them."""
+    """Fill these blocks of each layer. Its tensor has the blocks first, or the parts that attention makes of them."""
     import torch
 
     count = worker.cache_config.num_gpu_blocks

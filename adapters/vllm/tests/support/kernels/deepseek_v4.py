@@ -1,7 +1,7 @@
 """DeepSeek V4: latents of single tokens in a window, and of groups of 4 or 128 tokens, which compressors make; experts.
 
-vLLM has classes for a CPU (``vllm/models/deepseek_v4/cpu``), and these stand in for its compiled kernels. The formulas are
-those of ``csrc/cpu/sgl-kernels`` of vLLM, and of ``vllm/models/deepseek_v4/common/ops``, which say them in Triton.
+vLLM has classes for a CPU (``vllm/models/deepseek_v4/cpu``), and these stand in for its compiled kernels. The formulas
+are those of ``csrc/cpu/sgl-kernels`` of vLLM, and of ``vllm/models/deepseek_v4/common/ops``, which say them in Triton.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .dsa import keep_index, quantise
 __all__ = ["define", "rounded"]
 
 NOPE, TOKEN, SCALES = 448, 576, 8
-"""Of a row: numbers in FP8, bytes with the 64 rotary ones in bf16 behind them, and bytes of scales of 64 numbers each."""
+"""Of a row: numbers in FP8, bytes with the 64 rotary ones in bf16 behind them, and bytes of scales."""
 
 
 def rounded(rows: Any) -> Any:
@@ -84,12 +84,15 @@ def attend(
     scale: float,
 ) -> None:
     """Attention to latents of the window and to chosen compressed ones; a slot below 0 is none."""
-    for t in range(len(q)):
-        near, far = window_slots[t], rest_slots[t]
-        held = torch.cat((get(window, window_page, near[near >= 0]), get(rest, rest_page, far[far >= 0])))
-        scores = q[t].float() @ held.T * scale
-        weights = torch.cat((scores, sink[: len(scores), None].float()), dim=-1).softmax(-1)[:, :-1]
-        out[t] = (weights @ held).to(out.dtype)
+    found = []
+    for cache, slots, page in ((window, window_slots, window_page), (rest, rest_slots, rest_page)):
+        none = slots < 0
+        found.append((get(cache, page, slots.clamp(min=0).long()).masked_fill(none[..., None], 0.0), none))
+    held, none = (torch.cat(each, dim=1) for each in zip(*found, strict=True))
+    scores = torch.einsum("thd,tkd->thk", q.float(), held) * scale
+    more = sink[: q.shape[1]].float()[None, :, None].expand(len(q), -1, 1)
+    weights = torch.cat((scores.masked_fill(none[:, None], float("-inf")), more), dim=-1).softmax(-1)
+    out.copy_(torch.einsum("thk,tkd->thd", weights[..., :-1], held))
 
 
 def save(kv: Any, score: Any, ape: Any, positions: Any, cache: Any, slots: Any) -> None:

@@ -48,12 +48,13 @@ def keep_index(cache: Any, page: int, slots: Any, keys: Any) -> None:
 def logits(q: Any, cache: Any, weight: Any, lengths: Any, table: Any, page: int, most: int) -> Any:
     """How much each token ``[tokens, heads, 128]`` wants each key of its request: ``[tokens, most]``."""
     out = torch.full((len(q), most), float("-inf"))
-    for t, length in enumerate(lengths.tolist()):
-        here = torch.arange(min(length, most))
-        at, row = table[t][here // page].long()[:, None], (here % page)[:, None]
-        keys = cache[at, row * SIZE + torch.arange(SIZE)].contiguous().view(torch.float8_e4m3fn).float()
-        scales = cache[at, page * SIZE + row * 4 + torch.arange(4)].contiguous().view(torch.float32)
-        out[t, : len(here)] = (torch.relu(q[t].float() @ (keys * scales).T) * weight[t][:, None]).sum(0)
+    here = torch.arange(min(int(lengths.max()), most))
+    none = here >= lengths[:, None]
+    at, row = table[:, here // page].long().masked_fill(none, 0)[..., None], (here % page)[:, None]
+    keys = cache[at, row * SIZE + torch.arange(SIZE)].view(torch.float8_e4m3fn).float()
+    scales = cache[at, page * SIZE + row * 4 + torch.arange(4)].view(torch.float32)
+    wanted = torch.einsum("thd,tkd->thk", q.float(), keys * scales).relu()
+    out[:, : len(here)] = (wanted * weight[..., None]).sum(1).masked_fill(none, float("-inf"))
     return out
 
 
@@ -77,12 +78,11 @@ def keep(self: Any, latent: Any, rotary: Any, cache: Any, slots: Any, *others: A
 
 def attend(self: Any, q: Any, rows: Any, chosen: Any, metadata: Any) -> Any:
     """Attention of ``[tokens, heads, 576]`` to the chosen rows of the cache."""
-    out = torch.zeros(*q.shape[:2], self.kv_lora_rank, dtype=q.dtype)
-    for t in range(len(q)):
-        held = rows[chosen[t][chosen[t] >= 0].long()].float()
-        weights = (q[t].float() @ held.T * self.softmax_scale).softmax(-1)
-        out[t] = (weights @ held[:, : self.kv_lora_rank]).to(out.dtype)
-    return out
+    none = chosen < 0
+    held = rows[chosen.clamp(min=0).long()].float().masked_fill(none[..., None], 0.0)
+    scores = torch.einsum("thd,tkd->thk", q.float(), held) * self.softmax_scale
+    weights = scores.masked_fill(none[:, None], float("-inf")).softmax(-1)
+    return torch.einsum("thk,tkd->thd", weights, held[..., : self.kv_lora_rank]).to(q.dtype)
 
 
 def rows_of(requests: Any, table: Any, chosen: Any, **sizes: int) -> Any:

@@ -1,7 +1,8 @@
-"""Kimi-Linear and Kimi-K3: a state whose channels of the key decay at paces of their own (KDA), in vLLM's classes for AMD.
+"""Kimi-Linear and Kimi-K3: states of which each channel of the key decays at a pace of its own (KDA).
 
-``S = exp(g) S``, then ``S = S + k (beta (v - S k))`` and ``o = S q``, as in the gated delta nets beside this, where each
-head has one pace. The formulas are those of ``vllm/models/kimi_k3/nvidia/ops/third_party/kda.py`` in Triton.
+``S = exp(g) S``, then ``S = S + k (beta (v - S k))`` and ``o = S q``, as in the gated delta nets beside this, where a
+head has one pace. The formulas are those of ``vllm/models/kimi_k3/nvidia/ops/third_party/kda.py`` in Triton. vLLM's
+classes are those for AMD's GPUs.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def gates(raw_g: Any, raw_beta: Any, decay: Any, bias: Any, bound: Any) -> tuple
 
 
 def step(state: Any, q: Any, k: Any, v: Any, pace: Any, beta: Any) -> tuple[Any, Any]:
-    """One token: state ``[heads, key, value]``, q, k and pace ``[heads, key]``, v ``[heads, value]``, beta ``[heads]``."""
+    """One token: state ``[heads, key, value]``, q, k and pace ``[heads, key]``, v ``[heads, value]``."""
     q, k = normal(q.float()) * q.shape[-1] ** -0.5, normal(k.float())
     state = state * pace.exp()[:, :, None]
     written = (v.float() - torch.einsum("hk,hkv->hv", k, state)) * beta[:, None]

@@ -1,7 +1,7 @@
 """MiniMax-M3: keys and values with an index, which chooses blocks of 128 tokens.
 
 The formulas are those of vLLM's kernels: ``fused_minimax_m3_qknorm_rope_kv_insert`` in CUDA fills the caches, and the
-Triton functions in ``vllm/models/minimax_m3/common/ops`` read them. Triton's interpreter cannot run the one that decodes.
+Triton functions in ``vllm/models/minimax_m3/common/ops`` read them. Triton's interpreter cannot run that for decoding.
 """
 
 from __future__ import annotations
@@ -107,9 +107,7 @@ def score(iq: Any, cache: Any, table: Any, starts: Any, lengths: Any, before: An
     return out
 
 
-def choose(
-    scores: Any, starts: Any, before: Any, most: int, topk: int, init: int, local: int, out: Any = None
-) -> Any:
+def choose(scores: Any, starts: Any, before: Any, most: int, topk: int, init: int, local: int, out: Any = None) -> Any:
     """The blocks that each query attends to: ``[heads, tokens, topk]``, and -1 behind them."""
     total = scores.shape[1]
     made = torch.full((scores.shape[0], total, topk), -1, dtype=torch.int32) if out is None else out[:, :total]
@@ -196,7 +194,7 @@ def attend_one(
 
 
 def route(routing: Any) -> Any:
-    """Scores of one expert do not depend on the others', and a bias has a say in who is chosen. vLLM's CPU has groups."""
+    """Each expert has a score by itself, and a bias has a say in who is chosen. vLLM has that on a CPU with groups."""
 
     def chosen(self: Any, hidden: Any, logits: Any, *given: Any, **more: Any) -> Any:
         if self.scoring_func != "sigmoid" or self.use_grouped_topk or self.custom_routing_function is not None:
@@ -210,7 +208,7 @@ def route(routing: Any) -> Any:
 
 
 def _allow_bytes() -> None:
-    """Let dense layers keep keys and values in FP8: the stand-in for their attention takes numbers of any other kind."""
+    """Let dense layers keep keys and values in FP8, which the stand-in for their attention does not take."""
     from vllm import _custom_ops as ops
 
     keep, read = ops.cpu_attn_reshape_and_cache, ops.cpu_attention_with_kv_cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .families import LATENT, write
@@ -366,6 +367,8 @@ DEPLOYED: dict[str, Deployed] = {
         0.2,
     ),
 }
+if version("vllm").startswith("0.31."):  # see `kernels.kda.define`
+    del DEPLOYED["Kimi-Linear"]
 
 DRAFTS = ("EAGLE3 with MiniMax-M3", "MTP with MiniMax-M3")
 """Kinds of drafts for these models, which `test_speculation` makes."""

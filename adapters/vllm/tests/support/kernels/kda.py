@@ -128,7 +128,11 @@ def one(
 def define(kernel: Any) -> None:
     """Put them in their places."""
     import vllm.models.kimi_k3 as family
-    import vllm.models.kimi_k3.nvidia.ops.third_party.kda as kda
+
+    try:
+        import vllm.models.kimi_k3.nvidia.ops.third_party.kda as kda
+    except ValueError:  # vLLM 0.31 has a kernel that the Triton of the newest release does not take
+        return
     from vllm.model_executor.layers.mamba.gdn import kimi_gdn_linear_attn as layer
     from vllm.models.kimi_k3.amd import linear
     from vllm.v1.attention.backend import MultipleOf

@@ -101,3 +101,17 @@ def test_another_width(name: str, widths: tuple[int, int], deployed: Any, tmp_pa
             pair.check(prompt_of(length, length), within=DEPLOYED[name].within)
         pair.check_several([prompt_of(7000 + seed, 30 + 37 * seed) for seed in range(4)])
         pair.settled()
+
+
+@pytest.mark.skipif("Kimi-Linear" not in DEPLOYED, reason="its kernels are not in this release")
+@pytest.mark.parametrize("sizes", [(128, 256), (256, 128)], ids=str)
+@pytest.mark.shows("blocks of two sizes beside recurrent layers, and NaN behind the last token that comes")
+def test_what_is_behind_the_last_token_is_not_read(sizes: tuple[int, int], deployed: Any, tmp_path: Path) -> None:
+    """The other models have blocks of one size alone."""
+    own: Any = tuple({"block_size": size} for size in sizes)
+    model = DEPLOYED["Kimi-Linear"]
+    with running(Pair(tmp_path, deployed("Kimi-Linear"), CONFIG, own=own, policy="fail", **model.options)) as pair:
+        assert pair.prefill.free != pair.decode.free
+        for length in (7, 127, 129, 300):
+            pair.check(prompt_of(length, length))
+        pair.settled()

@@ -50,3 +50,16 @@ def test_tokens_move_between_blocks_of_two_sizes(prefill: int, decode: int, llam
         assert pair.prefill.free != pair.decode.free
         hand_some(pair)
         assert pair.moved()[0] == 4
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(32, 256), (256, 32)])
+@pytest.mark.shows("blocks of two sizes beside recurrent layers, and NaN behind the last token that comes")
+def test_what_is_behind_the_last_token_is_not_read(prefill: int, decode: int, hybrid: Path, tmp_path: Path) -> None:
+    """vLLM makes pages of attention as large as those of states, so that 32 is rather 128."""
+    config = {**CONFIG, "vllm": {"pages": {"CPU_ATTN": "halves"}}}
+    own = {"block_size": prefill}, {"block_size": decode}
+    with running(Pair(tmp_path, hybrid, config, own=own, policy="fail")) as pair:
+        assert pair.prefill.free != pair.decode.free
+        for length in (1, 33, 127, 128, 129, 333):
+            pair.check(prompt_of(length, length))
+        pair.settled()

@@ -22,11 +22,11 @@ def decode(out: Any, query: Any, cache: Any, scale: float, tables: Any, lengths:
 
 
 def allow(wanted: Callable[[Any], bool], *, chunks: bool) -> None:
-    """Let models with latents have what vLLM turns off on a CPU without instructions for matrices.
+    """Let models with latents have a prefix cache, and blocks of any size, which vLLM takes from them on a CPU.
 
     Args:
-        wanted: Of which models, by their configuration.
-        chunks: Whether that is chunked prefill and the size of blocks, too, and not the prefix cache alone.
+        wanted: Which models, by their configuration.
+        chunks: Whether they have chunked prefill, too.
     """
     from vllm.platforms.cpu import CpuPlatform
 
@@ -39,9 +39,8 @@ def allow(wanted: Callable[[Any], bool], *, chunks: bool) -> None:
         cached, block = cache.enable_prefix_caching, cache.block_size
         settle(cls, config)
         if config.model_config is not None and wanted(config.model_config.hf_text_config):
-            cache.enable_prefix_caching = cached
+            cache.enable_prefix_caching, cache.block_size = cached, block
             if chunks:
-                cache.block_size = block
                 scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens = was
 
     platform.check_and_update_config = classmethod(check)

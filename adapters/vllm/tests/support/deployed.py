@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
@@ -117,9 +118,8 @@ def minimax_m3(folder: Path) -> Path:
 
 def round_minimax_m3() -> None:
     """vLLM has keys of the index in bf16, and queries for them."""
-    from transformers.models.minimax_m3_vl import modeling_minimax_m3_vl as module
-
-    turn: Any = module.apply_rotary_pos_emb
+    module = _modeling("minimax_m3_vl")
+    turn = module.apply_rotary_pos_emb
 
     def rounded(q: Any, k: Any, *given: Any) -> Any:
         q, k = turn(q, k, *given)
@@ -230,15 +230,19 @@ def kimi_linear(folder: Path) -> Path:
     return _publish(folder, KimiLinearForCausalLM(config), changes, {**_plain(config), **own})
 
 
+def _modeling(name: str) -> Any:
+    """A module of `transformers` with a model's own code."""
+    return importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+
+
 def _round_index(name: str) -> None:
     """vLLM has keys of the index in FP8, and queries for them."""
-    import importlib
     import inspect
     import textwrap
 
     from .kernels.dsa import restored
 
-    module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    module = _modeling(name)
     (indexer,) = (each for each in vars(module).values() if getattr(each, "__name__", "").endswith("Indexer"))
     source = textwrap.dedent(inspect.getsource(indexer.forward))
     for was, wanted in (
@@ -258,7 +262,7 @@ def make_eagle3(folder: Path) -> Path:
 
     draw, hidden, size = torch.Generator().manual_seed(7), COMMON["hidden_size"], 32
     heads, kv = COMMON["num_attention_heads"] * size, COMMON["num_key_value_heads"] * size
-    shapes = {
+    shapes: dict[str, tuple[int, ...]] = {
         "midlayer.self_attn.q_proj": (heads, 2 * hidden),
         "midlayer.self_attn.k_proj": (kv, 2 * hidden),
         "midlayer.self_attn.v_proj": (kv, 2 * hidden),
@@ -317,12 +321,11 @@ M3 = Deployed(
 
 def round_deepseek_v4() -> None:
     """vLLM has latents in FP8 and bf16, keys of the index in FP8, and queries for them. A projection is in bf16."""
-    from transformers.models.deepseek_v4 import modeling_deepseek_v4 as module
-
     from .kernels.deepseek_v4 import rounded
     from .kernels.dsa import restored
 
-    turn: Any = module.apply_rotary_pos_emb
+    module = _modeling("deepseek_v4")
+    turn, linear = module.apply_rotary_pos_emb, module.DeepseekV4GroupedLinear
 
     def kept(x: Any, *given: Any) -> Any:
         x = turn(x, *given)
@@ -330,7 +333,6 @@ def round_deepseek_v4() -> None:
             return restored(x)
         return rounded(x) if x.shape[1] == 1 else x  # a latent has one head
 
-    linear: Any = module.DeepseekV4GroupedLinear
     project = linear.forward
 
     def projected(self: Any, x: Any) -> Any:

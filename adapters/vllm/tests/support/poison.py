@@ -38,9 +38,9 @@ def install() -> None:
         _fill(self, getattr(output, "given", ()))
         return execute(self, output)
 
-    BlockPool.get_new_blocks = given  # type: ignore[method-assign]
-    Scheduler.schedule = scheduled  # type: ignore[method-assign]
-    Worker.execute_model = executed  # type: ignore[method-assign]
+    BlockPool.get_new_blocks = given
+    Scheduler.schedule = scheduled
+    Worker.execute_model = executed
 
 
 def _fill(worker: Any, blocks: Any) -> None:

@@ -85,8 +85,9 @@ def minimax_m3(folder: Path) -> Path:
         index_topk_blocks=2,
     )
     # What is published has the model within one that sees, for which alone `transformers` knows the names.
-    named = conversion_mapping.get_checkpoint_conversion_mapping("minimax_m3_vl")
-    conversion_mapping.register_checkpoint_conversion_mapping(config.model_type, named, overwrite=True)
+    mapping: Any = conversion_mapping
+    named = mapping.get_checkpoint_conversion_mapping("minimax_m3_vl")
+    mapping.register_checkpoint_conversion_mapping(config.model_type, named, overwrite=True)
     model = MiniMaxM3VLForCausalLM(config)
     changes = {"language_model.lm_head": "lm_head", "layers.0.block_sparse_moe": "layers.0.mlp"}
     text = {
@@ -182,8 +183,6 @@ def deepseek_v4(folder: Path) -> Path:
         index_topk=16,
         num_nextn_predict_layers=0,
         swiglu_limit=1000.0,  # experts on a CPU have none
-        expert_dtype="bf16",
-        topk_method="noaux_tc",
     )
     model = DeepseekV4ForCausalLM(config)
     draw = torch.Generator().manual_seed(21)
@@ -193,8 +192,9 @@ def deepseek_v4(folder: Path) -> Path:
                 each.copy_(torch.stack([torch.randperm(4, generator=draw)[:2] for _ in range(len(each))]))
             elif name.endswith(("sinks", "base", "correction_bias")):
                 each.copy_(torch.randn(each.shape, generator=draw) * 0.2)
+    own = {"expert_dtype": "bf16", "topk_method": "noaux_tc"}
     changes = {".attn.norm.": ".attn.kv_norm.", "model.hc_head.hc_": "hc_head_", "embed_tokens.": "embed."}
-    return _publish(folder, model, {**changes, "model.": ""}, _plain(config))
+    return _publish(folder, model, {**changes, "model.": ""}, {**_plain(config), **own})
 
 
 def kimi_linear(folder: Path) -> Path:

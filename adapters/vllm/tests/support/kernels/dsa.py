@@ -147,9 +147,8 @@ def define(kernel: Any) -> None:
 
     def select(cls: Any, backend: Any, attn_selector_config: Any, *given: Any, **more: Any) -> str:
         if attn_selector_config.use_sparse:
-            return AttentionBackendEnum.XPU_MLA_SPARSE.get_path()
-        found: str = selected(cls, backend, attn_selector_config, *given, **more)
-        return found
+            return str(AttentionBackendEnum.XPU_MLA_SPARSE.get_path())
+        return str(selected(cls, backend, attn_selector_config, *given, **more))
 
     platform.get_attn_backend_cls = classmethod(select)
     allow(lambda config: hasattr(config, "index_topk"), chunks=True)

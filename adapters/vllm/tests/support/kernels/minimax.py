@@ -103,7 +103,7 @@ def score(iq: Any, cache: Any, table: Any, starts: Any, lengths: Any, before: An
         made = torch.einsum("thd,kd->htk", iq[first:last].float(), keys)
         here = torch.arange(first, last)[:, None] - first + int(before[row])
         made = made.masked_fill(torch.arange(count * BLOCK)[None] > here, float("-inf"))
-        out[:, first:last, :count] = made.unflatten(-1, (count, BLOCK)).amax(-1)
+        out[:, first:last, :count] = made.reshape(*made.shape[:2], count, BLOCK).amax(-1)
     return out
 
 

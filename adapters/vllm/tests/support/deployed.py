@@ -363,7 +363,7 @@ DEPLOYED: dict[str, Deployed] = {
     "DeepSeek V4": Deployed(
         deepseek_v4,
         {"block_size": 256, "kv_cache_memory_bytes": 256 << 20},
-        (1, 3, 4, 5, 127, 128, 129, 255, 256, 257),
+        (1, 3, 4, 5, 127, 128, 129, 257),
         ("dsv4.c4", "dsv4.c128", "dsv4.c4.index", "swa"),
         round_deepseek_v4,
         0.2,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from engine_processes import running
-from support.deployed import DEPLOYED, DRAFTS, add_sparse_mtp, make_eagle3
+from support.deployed import DEPLOYED, DRAFTS, make_eagle3
 from support.engines import PREFILL, Engine, Pair, engine_options, prompt_of
 from support.families import FAMILIES, add_mtp, make_eagle
 from support.models import make_llama
@@ -43,10 +43,7 @@ def drafting(kind: str, models: Path, llama: Path) -> tuple[Path, dict[str, Any]
     if kind in DRAFTS:
         m3, folder = DEPLOYED["MiniMax-M3"], models / "m3"
         plain = folder if folder.exists() else m3.make(folder)
-        drafts = models / kind.replace(" ", "-")
-        if kind.startswith("MTP"):
-            made = drafts if drafts.exists() else add_sparse_mtp(plain, drafts)
-            return made, {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}, **m3.options}
+        drafts = models / "eagle3"
         made = drafts if drafts.exists() else make_eagle3(drafts)
         given = {"method": "eagle3", "model": str(made), "num_speculative_tokens": 3}
         return plain, {"speculative_config": given, **m3.options}

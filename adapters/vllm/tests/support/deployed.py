@@ -14,7 +14,7 @@ from .models import COMMON, save
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["DEPLOYED", "DRAFTS", "Deployed", "add_sparse_mtp", "make_eagle3"]
+__all__ = ["DEPLOYED", "DRAFTS", "Deployed", "make_eagle3"]
 
 
 class Deployed(NamedTuple):
@@ -290,26 +290,6 @@ def make_eagle3(folder: Path) -> Path:
     return write(folder, made, {**COMMON, **config})
 
 
-def add_sparse_mtp(model: Path, folder: Path) -> Path:
-    """A MiniMax-M3 with one layer more, which drafts tokens (MTP), and has an index: a copy of its last one."""
-    import torch
-    from safetensors.torch import load_file
-
-    draw, hidden = torch.Generator().manual_seed(8), COMMON["hidden_size"]
-    weights, config = load_file(model / "model.safetensors"), json.loads((model / "config.json").read_text())
-    last, own = f"model.layers.{config['text_config']['num_hidden_layers'] - 1}.", "model.mtp.layers.0."
-    made = {
-        name.replace(last, f"{own}transformer_layer."): each.clone()
-        for name, each in weights.items()
-        if name.startswith(last)
-    }
-    made[f"{own}eh_proj.weight"] = torch.randn(hidden, 2 * hidden, generator=draw) * 0.2
-    for name in ("enorm", "hnorm", "final_layernorm"):
-        made[f"{own}{name}.weight"] = torch.zeros(hidden)
-    config["text_config"]["num_mtp_modules"] = 1
-    return write(folder, {**weights, **made}, config)
-
-
 M3 = Deployed(
     minimax_m3,
     {"block_size": 128, "kv_cache_memory_bytes": 96 << 20},
@@ -372,5 +352,5 @@ DEPLOYED: dict[str, Deployed] = {
 if version("vllm").startswith("0.31."):  # see `kernels.kda.define`
     del DEPLOYED["Kimi-Linear"]
 
-DRAFTS = ("EAGLE3 with MiniMax-M3", "MTP with MiniMax-M3")
+DRAFTS = ("EAGLE3 with MiniMax-M3",)
 """Kinds of drafts for these models, which `test_speculation` makes."""

@@ -198,7 +198,7 @@ def deepseek_v4(folder: Path) -> Path:
 
 
 def kimi_linear(folder: Path) -> Path:
-    """A layer of latents among three of KDA, and experts."""
+    """A layer of latents among three of KDA. On two ranks, vLLM's class for AMD takes only experts that are quantised."""
     from transformers import KimiLinearConfig, KimiLinearForCausalLM
 
     full = [1]
@@ -209,15 +209,12 @@ def kimi_linear(folder: Path) -> Path:
         **{name: LATENT[name] for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")},
         linear_head_dim=32,
         linear_num_heads=4,
-        moe_intermediate_size=64,
-        num_local_experts=4,
-        num_experts_per_tok=2,
         layer_types=["full_attention" if number in full else "linear_attention" for number in layers],
-        mlp_layer_types=["sparse" if number else "dense" for number in layers],
+        mlp_layer_types=["dense"] * len(layers),
     )
     own = {
         "mla_use_nope": True,
-        "first_k_dense_replace": 1,
+        "first_k_dense_replace": len(layers),
         "linear_attn_config": {
             "kda_layers": [number + 1 for number in layers if number not in full],
             "full_attn_layers": [number + 1 for number in full],
@@ -226,7 +223,7 @@ def kimi_linear(folder: Path) -> Path:
             "short_conv_kernel_size": 4,
         },
     }
-    changes = {"layers.0.block_sparse_moe": "layers.0.mlp"}
+    changes = {"block_sparse_moe": "mlp"}
     return _publish(folder, KimiLinearForCausalLM(config), changes, {**_plain(config), **own})
 
 

@@ -198,7 +198,7 @@ def deepseek_v4(folder: Path) -> Path:
 
 
 def kimi_linear(folder: Path) -> Path:
-    """A layer of latents among three of KDA. On two ranks, vLLM's class for AMD takes only experts that are quantised."""
+    """A layer of latents among three of KDA. Its experts, vLLM's class for AMD loads on two ranks if quantised alone."""
     from transformers import KimiLinearConfig, KimiLinearForCausalLM
 
     full = [1]

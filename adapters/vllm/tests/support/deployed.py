@@ -198,7 +198,7 @@ def deepseek_v4(folder: Path) -> Path:
 
 
 def kimi_linear(folder: Path) -> Path:
-    """A layer of latents among three of KDA. Its experts, vLLM's class for AMD loads on two ranks if quantised alone."""
+    """A layer of latents among three of KDA. vLLM's class for AMD cannot load plain experts on two ranks."""
     from transformers import KimiLinearConfig, KimiLinearForCausalLM
 
     full = [1]

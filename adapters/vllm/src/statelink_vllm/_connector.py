@@ -29,6 +29,7 @@ from ._inventory import Model, describe_cache
 from ._leftovers import Leftovers
 from ._limits import check_server
 from ._messages import Address, ToWorker
+from ._moving import Moving, moves_when_told_to_end
 from ._options import read_options
 from ._scheduler import SchedulerSide
 from ._seam import SEAM
@@ -81,6 +82,13 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
             drafts = vllm_config.num_speculative_tokens
             beyond = 1 + drafts + vllm_config.num_lookahead_tokens if drafts else 0  # as vLLM's scheduler counts
             parallel = vllm_config.parallel_config
+            moving = Moving(
+                self._options.move_key,
+                follows=vllm_config.use_v2_model_runner,
+                longest=vllm_config.model_config.max_model_len,
+            )
+            if self._options.move_key and vllm_config.shutdown_timeout:
+                moves_when_told_to_end(moving)
             self._scheduler = SchedulerSide(
                 self._options,
                 transfer.engine_id,
@@ -88,6 +96,7 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
                 left_out,
                 beyond,
                 EarlyChunks(kv_cache_config, vllm_config),
+                moving,
                 awaited=parallel.data_parallel_size > 1,  # vLLM sets 1 for ranks that share nothing
                 spread=RANK.search(transfer.engine_id) is not None and not parallel.data_parallel_external_lb,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import statelink
@@ -35,6 +36,7 @@ FILLS = {
 
 HOLD_SECONDS = 120.0
 """The default of the option ``hold``."""
+SHORTEST_KEY = 16
 LONGEST_HOLD = 86400.0
 """Most seconds for which the state of a conversation may be held."""
 
@@ -48,6 +50,7 @@ class Options(NamedTuple):
         model: The model's identity, which both sides must state alike; by default taken from the model's shape.
         pages: By vLLM's name of a backend of attention, a word of `FILLS`.
         hold: Seconds for which the state of a conversation is held for its next turn, if a router does not say.
+        move_key: What a caller has to know who moves requests to another server; empty if nobody may.
         every: Whether the state of each conversation is held, without a router's wish.
     """
 
@@ -56,6 +59,7 @@ class Options(NamedTuple):
     model: str
     pages: Mapping[str, str]
     hold: float = HOLD_SECONDS
+    move_key: str = ""
     every: bool = False
 
     @property
@@ -96,12 +100,13 @@ def read_options(kv_role: str | None, given: Mapping[str, Any] | None) -> Option
     return Options(link, *_own(own), every)
 
 
-def _own(own: Any) -> tuple[frozenset[str], str, Mapping[str, str], float]:
-    if not isinstance(own, Mapping) or not set(own) <= {"allow", "model", "pages", "hold"}:
+def _own(own: Any) -> tuple[frozenset[str], str, Mapping[str, str], float, str]:
+    if not isinstance(own, Mapping) or not set(own) <= {"allow", "model", "pages", "hold", "move_key_file"}:
         raise ConfigError(
             f"the table {OWN_TABLE!r} of {WHERE} has wrong keys",
             cause=f"got {own!r:.80}",
-            hint="it may have 'allow', a list of words, 'model', a text, 'pages', a table, and 'hold', a number",
+            hint="it may have 'allow', a list of words, 'model', a text, 'pages', a table, 'hold', a number, and "
+            "'move_key_file', a path",
             code="config.key",
         )
     allow, model, pages = own.get("allow", []), own.get("model", ""), own.get("pages", {})
@@ -117,4 +122,23 @@ def _own(own: Any) -> tuple[frozenset[str], str, Mapping[str, str], float]:
             f"attention one of {', '.join(FILLS)}; 'hold' is a number of seconds up to {LONGEST_HOLD:g}",
             code="config.type",
         )
-    return frozenset(allow), model, dict(pages), float(hold)
+    return frozenset(allow), model, dict(pages), float(hold), _key(own.get("move_key_file"))
+
+
+def _key(file: Any) -> str:
+    if file is None:
+        return ""
+    try:
+        key = Path(file).read_text("ascii").strip()
+    except (OSError, TypeError, ValueError) as error:
+        key, cause = "", f"{file!r:.80} cannot be read: {error}"
+    else:
+        cause = f"it has {len(key)} characters, and at least {SHORTEST_KEY} are needed"
+    if len(key) < SHORTEST_KEY:
+        raise ConfigError(
+            f"'move_key_file' in the table {OWN_TABLE!r} of {WHERE} names no key",
+            cause=cause,
+            hint="make one, for example with `openssl rand -hex 32`, and let nobody else read it",
+            code="config.type",
+        )
+    return key

@@ -91,6 +91,7 @@ class Wanted(NamedTuple):
         extend: The room of a held state that is to be held for so long from now; 0 if it asks for nothing of the kind.
         as_vllm: Whether the answer has the form of vLLM's own connector, for a router that knows that one.
         cut: Whether the last tokens of the prompt were left out.
+        moved: Whether its state is sent only because it moves to another server.
         not_received: Why nothing is received, although the request wants it; empty otherwise.
         not_sent: The same for what is sent.
         usual: Whether both are as vLLM's own interface has it, and nobody made a mistake.
@@ -109,6 +110,7 @@ class Wanted(NamedTuple):
     extend: int = 0
     as_vllm: bool = False
     cut: bool = False
+    moved: bool = False
     not_received: str = ""
     not_sent: str = ""
     usual: bool = False

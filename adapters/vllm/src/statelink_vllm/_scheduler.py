@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.v1.request import RequestStatus
@@ -21,6 +21,7 @@ from ._held import HeldBlocks
 from ._leases import Leases
 from ._messages import Address, FromWorker, Receive, Send, Tables, ToWorker
 from ._misdirected import Misdirected
+from ._moving import Asked, Moving
 from ._params import Prefix, Source, Wanted, answer, failure, fresh_room, held, refusal, wanted
 from ._places import place_of
 from ._prefixes import Prefixes, longest_of
@@ -67,6 +68,7 @@ class SchedulerSide:
         left_out: How many of a prompt's last tokens prefill does not compute; see `tokens`.
         beyond: Tokens behind a request's own for which vLLM reserves blocks, for drafts.
         early: What is sent before the end of a prompt.
+        moving: What moves to another server while it runs.
         awaited: Whether other ranks wait for the end of each step, as those of data parallelism do that share experts.
         spread: Whether vLLM chooses a rank of data parallelism for each answer to a prompt.
     """
@@ -79,6 +81,7 @@ class SchedulerSide:
         left_out: int,
         beyond: int,
         early: EarlyChunks,
+        moving: Moving,
         *,
         awaited: bool,
         spread: bool,
@@ -112,6 +115,9 @@ class SchedulerSide:
         self._looked_at: Any = None
         """The request that vLLM looked at last in this step, if it has got no blocks."""
         self.early = early
+        self.moving = moving
+        self._answers: dict[str, dict[str, Any]] = {}
+        """What requests are answered that only ask for something."""
 
     def bind(self, manager: Any) -> None:
         """Take vLLM's ``KVCacheManager``: blocks of failed requests may be held in its pool."""
@@ -159,7 +165,13 @@ class SchedulerSide:
         name = request.request_id
         self._unfinished.add(name)
         if request.kv_transfer_params is not None and name not in self._wanted:
+            asked = Asked.read(request.kv_transfer_params)
+            if asked is not None:
+                self._answers[name] = self._move(asked)
+                return
+            self.moving.goes_on(request)
             self._read(request)
+        self.moving.arrived(request)
         asks = self._wanted.get(name, NOTHING)
         if asks.source is not None:
             self._leases.add(name, asks.source)
@@ -168,9 +180,30 @@ class SchedulerSide:
         if asks.room and at_once and not asks.another and asks.source is None:
             self.early.watch(request, asks.room)
 
+    def _move(self, asked: Asked) -> dict[str, Any]:
+        """Move requests to another server, as somebody asked for it."""
+        why = self.moving.refusal(asked)
+        if why:
+            log.warning("requests are not moved: %s", why)
+            return refusal(why)
+        moved, stay = self._end_early(asked.which)
+        return {"moved": moved, "stay": stay}
+
+    def _end_early(self, which: Iterable[str] | None = None) -> tuple[list[str], dict[str, str]]:
+        """End requests that move, and keep their state. Returns them, and why others stay."""
+        moved, stay = self.moving.choose(which, {name for name, asks in self._wanted.items() if asks.known})
+        why = self._prefixes.refusal
+        for request in moved:
+            asks = self._wanted.get(request.request_id, NOTHING)
+            room = 0 if why else asks.room or fresh_room()
+            self._wanted[request.request_id] = asks._replace(room=room, not_sent=why, moved=not asks.room, hold=0.0)
+        if moved:
+            log.info("%d requests move to another server, and %d stay", len(moved), len(stay))
+        return [request.request_id for request in moved], stay
+
     def _choose(self, request: Any, asks: Wanted) -> Wanted:
         """Choose what is received of the prefixes that another server offers."""
-        count = request.num_prompt_tokens
+        count = request.num_tokens
         whole = self.tokens(count) if count > self._left_out else 0
         found = None
         if asks.room and self._left_out and not self._goes_on(request, asks):
@@ -291,7 +324,7 @@ class SchedulerSide:
         if count <= 0:
             return 0, False
         # With nothing left out, all that is left to compute has its blocks.
-        if (self._left_out or asks.tokens < request.num_prompt_tokens) and not self._admission.fits(
+        if (self._left_out or asks.tokens < request.num_tokens) and not self._admission.fits(
             request, computed, computed + count
         ):
             return None, False
@@ -357,14 +390,22 @@ class SchedulerSide:
 
     def finished(self, request: Any, tables: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
         """A request has ended. Returns whether its blocks have to be held, and the parameters of its answer."""
+        name = request.request_id
+        self._unfinished.discard(name)
+        if name in self._answers:
+            return False, self._answers.pop(name)
+        asks, moves = self._wanted.get(name, NOTHING), self.moving.ended(request)
+        if moves is None and asks.moved:  # it has just ended by itself
+            self._wanted[name] = asks._replace(room=0)
         held, params = self._end(request, tables)
+        if moves is not None:
+            params = {**(params or {}), **moves}
         if not held:
-            self._repeats.ended(request.request_id)
+            self._repeats.ended(name)
         return held, params
 
     def _end(self, request: Any, tables: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
         name = request.request_id
-        self._unfinished.discard(name)
         asks = self._wanted.get(name, NOTHING)
         source = self._taken(request)
         self._wanted.pop(name, None)
@@ -442,6 +483,8 @@ class SchedulerSide:
         Args:
             output: vLLM's ``SchedulerOutput`` of the step.
         """
+        if self.moving.draining:
+            self._end_early()
         self._next.idle = not output.total_num_scheduled_tokens and not self._awaited
         self._admission.next_step()
         self.early.plan(output, self._next)
@@ -486,6 +529,8 @@ class SchedulerSide:
             self._repeats.ended(name)
             self._unclaimed.ended(name)
             self._turns = {room: turn for room, turn in self._turns.items() if turn != name}
+        if self.moving.draining and output.finished_sending and not self.moving and not self._unclaimed:
+            self.moving.drained()
         received = set(output.finished_recving or ())
         for name in sorted(received & self._loading.keys()):
             if self._received(name, failed=name in output.failed_recving):
@@ -511,7 +556,16 @@ class SchedulerSide:
     @property
     def settled(self) -> bool:
         """Whether nothing is left of any request."""
-        nothing = not (self.busy or self._unfinished or self._wanted or self._leases or self._loading or self._lacking)
+        nothing = not (
+            self.busy
+            or self._answers
+            or self.moving
+            or self._unfinished
+            or self._wanted
+            or self._leases
+            or self._loading
+            or self._lacking
+        )
         idle = not self._admission and not self._repeats and not self._unclaimed
         return nothing and idle and self.early.settled
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
@@ -68,6 +69,7 @@ class Side(NamedTuple):
             for other requests that was not computed, where a request is preempted in the step that gave it the block.
         every: Whether decode holds the state of every conversation.
         eager: Whether a request begins although there are no blocks for all of its prompt.
+        own: The adapter's own options.
     """
 
     kinds: tuple[str, ...]
@@ -81,6 +83,7 @@ class Side(NamedTuple):
     urgency: bool = False
     eager: bool = False
     every: bool = False
+    own: Mapping[str, Any] = MappingProxyType({})
 
 
 class Ended(NamedTuple):
@@ -217,11 +220,12 @@ class SimulatedEngine:
 
     # What a server does.
 
-    def add(self, name: str, prompt: Sequence[int], count: int, params: Any, priority: int = 0) -> None:
+    def add(
+        self, name: str, prompt: Sequence[int], count: int, params: Any, priority: int = 0, **sampling: Any
+    ) -> None:
         given = SamplingParams(
             max_tokens=count,
-            temperature=0.0,
-            ignore_eos=True,
+            **{"temperature": 0.0, "ignore_eos": True, **sampling},
             extra_args=None if params is None else {"kv_transfer_params": params},
         )
         self._tokens[name] = []
@@ -424,7 +428,7 @@ def _cache(side: Side) -> KVCacheConfig:
 
 def _config(name: str, model: Path, side: Side) -> VllmConfig:
     # With so short a deadline, each step asks prefill to keep the state of what waits. Rooms here have no deadline.
-    given: dict[str, Any] = {"backend": "tcp", "deadline": 1e-6}
+    given: dict[str, Any] = {"backend": "tcp", "deadline": 1e-6, "vllm": dict(side.own)}
     if side.every:
         given["bidirectional_kv_xfer"] = True
     if side.known:

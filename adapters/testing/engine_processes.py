@@ -68,6 +68,10 @@ class OwnProcess:
         """Wait until it has ended by itself, and return its exit status."""
         return int(self._process.wait(seconds))
 
+    def terminate(self) -> None:
+        """Ask it to end, as a supervisor does."""
+        os.kill(self._process.pid, signal.SIGTERM)
+
     def stop(self) -> None:
         """Stop every thread of it, as a machine that hangs does. Returns when they stand still."""
         os.killpg(self._process.pid, signal.SIGSTOP)

@@ -8,8 +8,8 @@ It knows ``/v1/completions``, for one prompt and one answer. A client that names
 decode server ends a request because it moves, the router has another one go on with it, and the client sees one stream.
 
 A server from which a request has moved gets no others, until ``POST /use`` with its URL says that it may.
-``POST /drain`` with ``{"server": "http://127.0.0.1:8200"}`` has a decode server hand over all that runs there. One that gets
-SIGTERM does so by itself.
+``POST /drain`` with ``{"server": "http://127.0.0.1:8200"}`` has a decode server hand over all that runs there. One that
+gets SIGTERM does so by itself.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pages import objects
 from support.simulated_engine import Side, SimulatedEngine, tokens_of
 from support.simulated_pair import SimulatedPair
 
@@ -88,6 +89,16 @@ def test_a_request_that_moves_twice_has_the_tokens_of_one_that_stayed(
             assert 0 < params["generated"] < 20
     assert tokens[len(PROMPT) :] == wanted
     fleet.pair.settle()
+
+
+def test_the_request_of_the_page_moves_all(configuration: Path, key: Path) -> None:
+    fleet = Fleet(configuration, key)
+    fleet.one.add("r", PROMPT, 20, None)
+    fleet.run(3)
+    (asked,) = objects("moving.md", r'(?=\{"prompt")')
+    params = asked["kv_transfer_params"]
+    assert fleet.move(fleet.one, params["move"])["moved"] == ["r"]
+    assert set(params) == {"move", "key"}
 
 
 def test_all_that_runs_moves_and_what_has_just_ended_does_not(configuration: Path, key: Path) -> None:

@@ -43,7 +43,8 @@ def _wanted(said: dict[str, Any], options: Any) -> Wanted:
 
 
 @pytest.mark.parametrize(
-    ("page", "roles"), [("vllm.md", ["kv_producer", "kv_consumer"]), ("two-engines.md", ["kv_consumer"])]
+    ("page", "roles"),
+    [("vllm.md", ["kv_producer", "kv_consumer"]), ("two-engines.md", ["kv_consumer"]), ("moving.md", ["kv_both"])],
 )
 def test_vllm_takes_the_command_lines(page: str, roles: list[str]) -> None:
     parser = make_arg_parser(FlexibleArgumentParser(allow_abbrev=False))

@@ -29,7 +29,7 @@ from ._inventory import Model, describe_cache
 from ._leftovers import Leftovers
 from ._limits import check_server
 from ._messages import Address, ToWorker
-from ._moving import Moving, moves_when_told_to_end
+from ._moving import Moving
 from ._options import read_options
 from ._scheduler import SchedulerSide
 from ._seam import SEAM
@@ -86,9 +86,8 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
                 self._options.move_key,
                 follows=vllm_config.use_v2_model_runner,
                 longest=vllm_config.model_config.max_model_len,
+                drains=vllm_config.shutdown_timeout > 0,
             )
-            if self._options.move_key and vllm_config.shutdown_timeout:
-                moves_when_told_to_end(moving)
             self._scheduler = SchedulerSide(
                 self._options,
                 transfer.engine_id,

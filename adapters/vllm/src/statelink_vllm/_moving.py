@@ -24,7 +24,7 @@ from ._places import place_of
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-__all__ = ["Asked", "Moving", "moves_when_told_to_end"]
+__all__ = ["Asked", "Moving"]
 
 log = logging.getLogger("vllm.statelink")
 
@@ -61,24 +61,40 @@ class Moving:
         follows: Whether the model's runner takes tokens for generated ones that another server has generated.
             vLLM's first runner does not.
         longest: Most tokens of a request.
+        drains: Whether vLLM's engine core waits for what runs when it gets SIGTERM. Then all requests move.
 
     Attributes:
-        draining: Whether this server ends, so that all its requests move. A signal handler sets it.
+        draining: Whether this server ends. A signal handler sets it.
     """
 
-    def __init__(self, key: str, *, follows: bool, longest: int) -> None:
+    def __init__(self, key: str, *, follows: bool, longest: int, drains: bool) -> None:
         self._key = key
         self._follows = follows
         self._longest = longest
         self._requests: dict[str, Request] = {}
         self._leaving: set[str] = set()
         self._left = 0
+        self._watches = not (key and drains)
         self.draining = False
 
     def arrived(self, request: Any) -> None:
         """A request has come."""
         if self._key:
             self._requests[request.request_id] = request
+        if not self._watches:  # some releases of vLLM set their own handler behind the making of the connector
+            self._watches = True
+            self._watch_signal()
+
+    def _watch_signal(self) -> None:
+        before = signal.getsignal(signal.SIGTERM)
+        if threading.current_thread() is not threading.main_thread() or not callable(before):
+            return  # the engine is a part of somebody's program, which ends it as it likes
+
+        def handle(number: int, frame: Any) -> None:  # on the main thread, between two instructions of Python
+            self.draining = True
+            before(number, frame)
+
+        signal.signal(signal.SIGTERM, handle)
 
     def goes_on(self, request: Any) -> None:
         """Let a request go on from where it was on another server, if ``kv_transfer_params`` say so.
@@ -161,22 +177,6 @@ class Moving:
     def drained(self) -> None:
         """Say that the last state has left."""
         log.info("this server is drained: %d requests go on elsewhere, and their state has left", self._left)
-
-
-def moves_when_told_to_end(moving: Moving) -> None:
-    """Have all requests move when vLLM's engine core gets SIGTERM, which then waits until nothing is left to do.
-
-    The handler runs on the main thread, between two instructions of Python, and only sets a flag.
-    """
-    before = signal.getsignal(signal.SIGTERM)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        return  # the engine is a part of somebody's program, which ends it as it likes
-
-    def handle(number: int, frame: Any) -> None:
-        moving.draining = True
-        before(number, frame)
-
-    signal.signal(signal.SIGTERM, handle)
 
 
 def _is_one_of(name: str, which: Iterable[str] | None) -> bool:

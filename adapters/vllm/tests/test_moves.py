@@ -18,7 +18,7 @@ from support.servers import Answer, Server
 
 pytestmark = pytest.mark.servers
 
-ROUTER = Path(__file__).parents[3] / "examples" / "router.py"
+ROUTER = Path(__file__).parents[3] / "examples" / "moving_router.py"
 KEY = "open sesame, open"
 LONG = 40
 """Tokens of an answer."""
@@ -139,14 +139,3 @@ def wait_begun(streams: Sequence[Stream]) -> None:
     while min(len(each.tokens) for each in streams) < 2:
         assert time.monotonic() < until
         time.sleep(0.02)
-
-
-@pytest.mark.shows("conversations behind the router of the examples")
-def test_a_conversation_goes_on_where_it_was(fleet: Fleet) -> None:
-    history = prompt_of(77, 100)
-    for turn in range(3):
-        body = fleet.prefill.body(history, 21)
-        wanted = fleet.prefill.ask("/v1/completions", body).tokens
-        said = fleet.router.ask("/v1/completions", body, headers={"X-Session-ID": "one"})
-        assert (said.status, said.tokens) == (200, wanted)
-        history = [*history, *wanted, *prompt_of(80 + turn, 30)]

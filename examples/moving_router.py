@@ -1,11 +1,10 @@
-"""A small router for vLLM servers: conversations go on from their state, and requests move while they run.
+"""A small router for vLLM servers whose requests move while they run: it has another server go on, in the same stream.
 
-    python examples/router.py --port 8000 --prefill http://127.0.0.1:8100 --decode http://127.0.0.1:8200 \
+    python examples/moving_router.py --port 8000 --prefill http://127.0.0.1:8100 --decode http://127.0.0.1:8200 \
         --decode http://127.0.0.1:8201 --move-key-file key
 
-It knows ``/v1/completions``, for one prompt and one answer. A client that names its conversation in the header
-``X-Session-ID`` gets each turn from the state of the turn before: the router hands what decode said to prefill. If a
-decode server ends a request because it moves, the router has another one go on with it, and the client sees one stream.
+It knows ``/v1/completions``, for one prompt and one answer. If a decode server ends a request because it moves, the
+router has another one go on with it, and the client sees one stream. docs/moving.md has the meaning of every field.
 
 A server from which a request has moved gets no others, until ``POST /use`` with its URL says that it may.
 ``POST /drain`` with ``{"server": "http://127.0.0.1:8200"}`` has a decode server hand over all that runs there. One that
@@ -17,14 +16,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from collections import OrderedDict
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from aiohttp import ClientConnectionError, ClientSession, ClientTimeout, web
 
-MOST_SESSIONS = 10_000
 NOT_FOR_PREFILL = ("stream", "stream_options", "min_tokens", "logprobs", "echo", "n")
 DONE = b"data: [DONE]\n\n"
 
@@ -50,8 +47,6 @@ class Router:
         self._turn = itertools.count()
         self._key = key
         self._away: set[str] = set()
-        self._sessions: OrderedDict[str, Json] = OrderedDict()
-        """What decode said at the end of the last turn of each conversation."""
 
     async def start(self, app: web.Application) -> AsyncIterator[None]:
         """The client, for as long as the router runs."""
@@ -84,16 +79,13 @@ class Router:
 
     # One completion.
 
-    async def _answer(self, body: Json, session: str) -> AsyncIterator[Json]:
+    async def _answer(self, body: Json) -> AsyncIterator[Json]:
         """The parts of an answer, of however many servers they come."""
-        before = self._sessions.pop(session, None) or {}
         asked = {key: value for key, value in body.items() if key not in NOT_FOR_PREFILL}
-        params = {**before, "do_remote_prefill": bool(before), "do_remote_decode": True}
-        asked |= {"max_tokens": 1, "return_token_ids": True, "kv_transfer_params": params}
+        asked |= {"max_tokens": 1, "return_token_ids": True, "kv_transfer_params": {"do_remote_decode": True}}
         said = await self._ask(next(self._prefill), asked)
         prompt: list[int] = said["choices"][0]["prompt_token_ids"]
-        keep = {"do_remote_decode": True, "hold": True} if session else {}
-        params, made = {**(said.get("kv_transfer_params") or {}), **keep}, 0
+        params, made = said.get("kv_transfer_params") or {}, 0
         while True:
             rest = {**body, "stream": True, "return_token_ids": True, "prompt": prompt, "kv_transfer_params": params}
             if body.get("min_tokens"):
@@ -106,12 +98,8 @@ class Router:
                 new = choice.get("token_ids") or []
                 prompt, made = [*prompt, *new], made + len(new)
                 if said.get("moves"):
-                    moved = {**said, **keep}
+                    moved = said
                     choice["finish_reason"] = None
-                elif session and said:
-                    self._sessions[session] = said
-                    if len(self._sessions) > MOST_SESSIONS:
-                        self._sessions.popitem(last=False)
                 yield {key: value for key, value in part.items() if key != "kv_transfer_params"}
             if moved is None:
                 return
@@ -138,7 +126,7 @@ class Router:
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """``POST /v1/completions``."""
         body = await request.json()
-        parts = self._answer(body, request.headers.get("X-Session-ID", ""))
+        parts = self._answer(body)
         try:
             first = await anext(parts)
         except Refused as refused:

@@ -214,3 +214,21 @@ def test_a_client_that_leaves_and_a_receiver_that_does_not_come_hold_nothing(con
     for room in fleet.pair.network.rooms["send"]:
         room.fail("nobody came before its deadline")
     fleet.pair.settle()
+
+
+def test_a_server_that_ends_hands_all_over_and_holds_no_turn(
+    configuration: Path, key: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = Fleet(configuration, key)
+    fleet.one.add("turn", [*PROMPT, 1], 2, {"do_remote_decode": True, "hold": 1000})
+    assert fleet.end(fleet.one, "turn")[1]["tokens"]
+    fleet.one.add("runs", [*PROMPT, 2], 20, None)
+    fleet.run(3)
+    fleet.one.connector.scheduler_side.moving.draining = True
+    tokens, params = fleet.end(fleet.one, "runs")
+    history = [*PROMPT, 2, *tokens]
+    fleet.other.add("runs", history, 2, params)
+    with caplog.at_level("INFO", "vllm.statelink"):
+        assert fleet.end(fleet.other, "runs")[0] == tokens_of(history, 2)
+        fleet.pair.settle()
+    assert "is drained: 1 requests" in caplog.text

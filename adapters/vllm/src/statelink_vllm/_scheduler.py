@@ -485,6 +485,7 @@ class SchedulerSide:
         """
         if self.moving.draining:
             self._end_early()
+            self._unclaimed.ending = True
         self._next.idle = not output.total_num_scheduled_tokens and not self._awaited
         self._admission.next_step()
         self.early.plan(output, self._next)

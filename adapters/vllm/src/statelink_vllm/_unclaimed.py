@@ -71,6 +71,8 @@ class Unclaimed:
         """Those that are held for a turn of a conversation to come, the oldest first. They are late at once."""
         self._pressed = False
         """Whether a request that runs lacked a block in this step."""
+        self.ending = False
+        """Whether this server ends, so that it holds no turns."""
         self._look = 0.0
         """When the share is looked at again."""
         self._count = 0
@@ -133,6 +135,8 @@ class Unclaimed:
         if (late or self._turns) and now >= self._look:
             self._look = now + LOOK_SECONDS
             chosen = self._beyond_share(late, LATE_SHARE) | self._beyond_share(self._turns, TURN_SHARE)
+        if self.ending:
+            chosen |= dict.fromkeys(self._turns, "this server ends")
         late |= self._turns
         if late and short > 0:
             chosen |= self._for_another(late, short, chosen)

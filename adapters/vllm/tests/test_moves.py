@@ -107,7 +107,8 @@ def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def body_of(fleet: Fleet, number: int) -> dict[str, Any]:
     """The body of a stream. Some count what was generated."""
     counts = {"presence_penalty": 0.7, "frequency_penalty": 0.3, "min_tokens": LONG} if number % 3 == 2 else {}
-    return fleet.prefill.body(prompt_of(number, (5, 60, 130, 333, 64, 90)[number % 6]), LONG) | counts
+    body: dict[str, Any] = fleet.prefill.body(prompt_of(number, (5, 60, 130, 333, 64, 90)[number % 6]), LONG) | counts
+    return body
 
 
 @pytest.mark.shows("moves a running request to another server: by SIGTERM, and as an operator asks")

@@ -88,7 +88,7 @@ check: $(DEV) ## Run every static check: ruff, format, mypy, import rules, priva
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy $(wildcard core/src core/tests plugins/*/src plugins/*/tests plugins/ascend/standin adapters/*/src adapters/*/tests \
-	  adapters/testing docs/conf.py examples/two_processes.py examples/unequal_ranks.py examples/one_minute.py examples/layers.py examples/conversation_router.py examples/moving_router.py examples/demo/src examples/demo/tests tests benchmarks tools)
+	  adapters/testing docs/conf.py $(wildcard examples/*.py) examples/demo/src examples/demo/tests tests benchmarks tools)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tools.private_modules tests core/tests $(wildcard plugins/*/tests) \
 	  $(wildcard adapters/*/tests) adapters/testing examples benchmarks --without tests/model --without benchmarks/fast_paths.py

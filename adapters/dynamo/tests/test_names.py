@@ -28,6 +28,20 @@ for name in ("StatelinkConnector", "MultiConnector"):
     print("SAID", json.dumps(protocol.prefill_request_kv_transfer_params()))
 """
 
+ASKED = """
+import json
+from types import SimpleNamespace
+from dynamo.vllm.handlers import PrefillWorkerHandler
+from vllm import SamplingParams
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+config = SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector="StatelinkConnector"))
+worker = SimpleNamespace(engine_client=SimpleNamespace(vllm_config=config))
+asked = SamplingParams(extra_args={"kv_transfer_params": {"do_remote_prefill": True, "room": "7", "generated": 3}})
+PrefillWorkerHandler._prefill_kv_protocol(worker, False, asked)
+print("SAID", json.dumps(asked.extra_args["kv_transfer_params"]))
+"""
+
 PARSED = """
 import asyncio, sys
 from dynamo.sglang.args import parse_args
@@ -55,6 +69,12 @@ def test_dynamos_table_has_the_connector_also_beside_another_one() -> None:
     assert len(found) == 2, log
     for params in found:
         assert (params["do_remote_decode"], params["do_remote_prefill"]) == (True, False)
+
+
+def test_dynamos_prefill_worker_replaces_what_an_answer_said() -> None:
+    """So no state goes back to prefill, whatever a client passes on."""
+    (found,), _ = said("vllm", ASKED)
+    assert {name: value for name, value in found.items() if value} == {"do_remote_decode": True}
 
 
 def test_vllms_list_of_plugins_can_leave_the_connector_out() -> None:

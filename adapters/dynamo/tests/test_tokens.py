@@ -31,6 +31,12 @@ def test_the_tokens_are_those_of_one_worker(fleet: Fleet, router: str) -> None:
     assert fleet["decode"].totals() == {**before, "succeeded": before.get("succeeded", 0) + len(LENGTHS)}
 
 
+def test_a_client_cannot_say_where_state_is(fleet: Fleet) -> None:
+    fleet.up("prefill", "decode")
+    answer = fleet.frontends["kv"].complete(prompt_of(3000, 9), kv_transfer_params={"room": "7"})
+    assert (answer.status, "`kv_transfer_params`" in answer.body["message"]) == (400, True), answer
+
+
 def test_dynamos_own_requests_move_nothing_and_hold_nothing(fleet: Fleet) -> None:
     """It sends them to each worker, to see whether it is well."""
     fleet.up("prefill", "decode")

@@ -368,6 +368,8 @@ class DecodeRanks:
         return plan
 
     def _attached(self, rank: DecodeRank, message: wire.Attach, plan: PairPlan | None, reason: Reason | None) -> None:
+        if rank.asked is not message:
+            return  # it has named another part since, which its requests are for
         refused = plan is None or reason is not None
         if not rank.step(RankEvent.REFUSED if refused else RankEvent.COMPILED):
             return

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.helpers.fakes import FakePrefill
+from tests.helpers.fakes import FakeDecode, FakePrefill
 from tests.helpers.links import Rank, hand_over
 from tests.helpers.pools import Kv, Memory
 
@@ -66,6 +67,27 @@ def test_a_peer_that_still_connects_says_its_transport_later(tmp_path: Path) -> 
             decode.changes(0.1)
         assert receiving.status is Status.WAITING, receiving.reason
     fake.close()
+
+
+def test_a_peer_that_connects_long_after_it_was_greeted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefill cannot find out the transport before that, and does not refuse the peer because it has tried."""
+    pools, there, tried = (Kv(layers=(0,), pages=4),), threading.Event(), threading.Event()
+    found: dict[str, str] = {}
+
+    def connect(backend: TcpBackend, peer: str, *given: Any) -> None:
+        found[peer] = "process_vm" if there.is_set() else "unknown"
+        tried.set()
+
+    monkeypatch.setattr(TcpBackend, "connect", connect)
+    monkeypatch.setattr(TcpBackend, "transport", lambda self, peer: found.get(peer, "unknown"))
+    config, memory = {**TCP, "require": "process_vm", "inspect": False}, Memory(tmp_path / "here", pools)
+    with statelink.open(config, memory.inventory("prefill")) as prefill:
+        fake = FakeDecode(tmp_path, prefill.address, pools)
+        fake.greet()
+        tried.wait(0.3)
+        there.set()
+        fake.attach()
+        fake.close()
 
 
 @pytest.mark.parametrize(("options", "transport"), [({}, "process_vm"), (SOCKETS, "socket")])

@@ -63,7 +63,7 @@ class DecodeRank:
         asked: The part that it named last.
         plan: What this rank writes for it; set once it is attached and the backend reaches it.
         connection: This side's connection to it. The only rank of an instance has one from the beginning, since every
-            decode rank needs it, and others once the decode rank named their part.
+            decode rank needs it, if no transport is required. Others have one once the decode rank named their part.
         line: The pushes to it; set with the plan.
         witness: Tells whether its process has ended; ``None`` where that cannot be seen from here.
         expected: Decode ranks of its instance that ask this rank for each room; before it is attached, all of them.
@@ -273,7 +273,9 @@ class DecodeRanks:
                 return Reason("peer.many", f"this link has {MAX_PEERS} peers already", {"link": self._context.name})
             rank = DecodeRank(handshake, regions, self._context.backend, self._context.now())
             self._ranks[handshake.link] = rank
-            if ours.inventory.ranks == 1:
+            if ours.inventory.ranks == 1 and not self._context.config.require:
+                # Where a transport is required, it is found out while the backend connects. That cannot be done before
+                # the rank's side has connected.
                 self._connect_ahead(rank)
             if handshake.link in self._given_up:
                 # The rank may have sent its Hello before this side lost it. Then it does not know of the loss, and

@@ -131,7 +131,7 @@ class Attaching:
         except PeerError as error:
             self._refuse(instance, error.reason)
             return
-        rank.attached = True
+        rank.attached, rank.connecting = True, message.connecting
         self._maybe_ready(instance)
 
     def _maybe_ready(self, instance: Instance) -> None:
@@ -141,9 +141,10 @@ class Attaching:
             instance.tell_ready()
 
     def tell_parts(self, instance: Instance) -> None:
-        """Send the ranks that have not confirmed their part that part again."""
+        """Send the ranks that have not confirmed their part that part again, or have yet to say that they connected."""
         for rank in instance.parts:
-            if instance.state is InstanceState.ATTACHING and rank.connected and not rank.attached:
+            waits = rank.connecting if rank.attached else instance.state is InstanceState.ATTACHING
+            if rank.connected and waits:
                 self._send_part(rank)
 
     def detach(self, rank: PrefillRank) -> None:

@@ -35,6 +35,7 @@ class PrefillRank:
         heard: When its last message came; before the first one, when dialling began.
         part: What it writes for this decode rank, if anything.
         attached: Whether it confirmed its part.
+        connecting: Whether its backend still connected when it did.
         connected: Whether this side's backend is connected to it.
         connection: This side's connection to it, while it has a part.
         witness: Tells whether its process has ended; ``None`` where that cannot be seen from here.
@@ -50,6 +51,7 @@ class PrefillRank:
         self.name = ""
         self.part: Part | None = None
         self.attached = False
+        self.connecting = False
         self.connected = False
         self.connection: Connection | None = None
         self.witness: Witness | None = None

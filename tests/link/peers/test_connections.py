@@ -90,6 +90,14 @@ def test_one_known_under_two_names_is_connected_once_and_forgotten_after_the_las
     assert net.settle() == ["connect b", "disconnect b"]
 
 
+def test_one_that_was_left_before_its_turn_came_is_not_connected(net: Net) -> None:
+    """Its peer may be gone, and each try would wait for it."""
+    connection = net.connections.join(PEER)
+    net.connections.leave(connection)
+    net.connections.make(connection)
+    assert net.settle() == []
+
+
 def test_one_that_registered_anew_is_connected_anew_although_the_other_role_does_not_know_it_yet(net: Net) -> None:
     connections = net.connections
     anew: Any = SimpleNamespace(**vars(PEER) | {"registration": 1})

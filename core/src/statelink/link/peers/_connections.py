@@ -134,6 +134,11 @@ class Connection:
         self.made = False
         self._users = 0
 
+    @property
+    def used(self) -> bool:
+        """Whether it has a user. Any thread."""
+        return self._users > 0
+
     def join(self) -> None:
         """Add a user. Control thread."""
         self._users += 1
@@ -187,13 +192,13 @@ class Connections:
         return connection
 
     def make(self, connection: Connection) -> None:
-        """Connect, unless that was done. Blocks; for a job with the peer's key.
+        """Connect, unless that was done, or nobody uses the connection any more. Blocks; for a job with the peer's key.
 
         Raises:
             StatelinkError: The backend's error. Some libraries register memory only here: if one refuses the memory,
                 the error also names the allocator setting that may be the cause.
         """
-        if connection.made:
+        if connection.made or not connection.used:
             return
         handshake = connection.handshake
         self._tried[handshake.link] = connection

@@ -13,7 +13,7 @@ from tests.helpers.fakes import FakeDecode
 from tests.helpers.pools import Kv, Memory
 
 import statelink
-from statelink import wire
+from statelink import Status, wire
 from statelink.errors import Reason, TransferError
 from statelink.registry import load_backend
 
@@ -56,11 +56,17 @@ def test_what_waits_for_a_connection(tmp_path: Path, monkeypatch: pytest.MonkeyP
             sending = link.send(case.room, TOKENS)
             sending.push(case.source)
             fake.say(fake.request(case, 1))
-            fake.say(fake.request(dataclasses.replace(case, room=2), 1))
+            for room in (2, 3):
+                fake.say(fake.request(dataclasses.replace(case, room=room), 1))
             fake.say(wire.Failed(sender=fake.name, to=fake.peer, room=2, generation=1, reason=Reason("x", "no more")))
             fake.hear(wire.Drained, 2)  # what came before it is handled
             load = link.snapshot()["load"]
             assert (load["setups"], load["pending_requests"]) == (1, 2), "the part was compiled once"
+            assert sending.claimed
+            sending.abort_unclaimed("another request is waited for")  # it does nothing
+            soon = link.send(3, TOKENS, deadline=0.2)
+            assert soon.wait(20) is Status.FAILED
+            assert f"the backend still connects to {fake.name}" in str(soon.reason)
             go_on.set()
             if reaches:
                 assert not fake.hear(wire.Attached).connecting

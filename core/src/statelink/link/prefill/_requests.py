@@ -157,6 +157,9 @@ class Requests:
         """Handle a rank's Failed for a use to which no room of this side belongs yet."""
         number = message.room
         use = (rank.name, number, message.generation)
+        early = self._early.get(number, rank.name)
+        if early is not None and early.generation == message.generation:
+            self._early.drop(number, rank.name)
         request = self._pending.get(number, rank.name)
         # A repeated or late Failed must not affect a later use of this room id.
         fresh = self._tombstones.admit(use) if request is None else request.generation == message.generation
@@ -410,9 +413,14 @@ class Requests:
         """See `Claims.refusal`. Any thread."""
         return self._claims.refusal(room)
 
+    def connecting(self, room: SendingState) -> str:
+        """The ranks that asked for a room while the backend connects to them, as a text. Any thread."""
+        return ", ".join(list(self._early.of(room.room)))
+
     def unasked(self, room: SendingState) -> str:
         """See `Claims.unasked`."""
-        return self._claims.unasked(room)
+        connecting = self.connecting(room)
+        return f"the backend still connects to {connecting}" if connecting else self._claims.unasked(room)
 
     def answer(self, rank: DecodeRank, request: wire.Request, reason: Reason, *, met: int = 0) -> None:
         """Refuse a request: send Failed with the reason, and Drained, since nothing is in flight.

@@ -118,7 +118,8 @@ class SendingState(RoomState):
     @property
     def claimed(self) -> bool:
         """See `Sending.claimed`. Any thread."""
-        return self.bound or bool(self.keepers) or self._requests.missing(self) is not None
+        asked = self._requests.missing(self) is not None or bool(self._requests.connecting(self))
+        return self.bound or bool(self.keepers) or asked
 
     def kept_by(self, rank: DecodeRank, seconds: float) -> None:
         """A rank will need the room within ``seconds``."""
@@ -430,7 +431,8 @@ class SendingState(RoomState):
         if not deliveries:
             missing = self._requests.missing(self)
             if missing is None:
-                return "decode's request"
+                connecting = self._requests.connecting(self)
+                return f"the connection to {connecting}" if connecting else "decode's request"
             return f"the requests of {missing} more decode ranks" if missing else ""
         if self._queue:
             return "the engine's ready event"

@@ -90,7 +90,7 @@ def test_ranks_are_numbered_stage_by_stage_as_their_addresses_are() -> None:
     scheduler.set_xfer_handshake_metadata_pp_aware(
         {place: Address(f"tcp://127.0.0.1:{1 + number}") for place, number in reversed(numbers.items())}
     )
-    step = scheduler.build_connector_meta(SimpleNamespace(total_num_scheduled_tokens=0))
+    step = scheduler.build_connector_meta(SimpleNamespace(total_num_scheduled_tokens=0, finished_req_ids=set()))
     assert step.addresses == tuple(f"tcp://127.0.0.1:{1 + number}" for number in range(stages * width))
 
 
@@ -98,7 +98,7 @@ def test_ranks_are_numbered_stage_by_stage_as_their_addresses_are() -> None:
 def test_a_step_that_other_ranks_wait_for_does_not_wait_for_state(replicas: int) -> None:
     """Ranks of data parallelism that share experts step together: each would wait for the slowest."""
     scheduler = scheduler_of(config_of(replicas=replicas), make_cache(KINDS["full"]))
-    step = scheduler.build_connector_meta(SimpleNamespace(total_num_scheduled_tokens=0))
+    step = scheduler.build_connector_meta(SimpleNamespace(total_num_scheduled_tokens=0, finished_req_ids=set()))
     assert step.idle is (replicas == 1)
 
 

@@ -12,7 +12,7 @@ from support.engines import PREFILL, Ended, Pair, prompt_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.smoke, pytest.mark.servers]
+pytestmark = pytest.mark.servers
 
 TCP = {"backend": "tcp", "verify": "digest"}
 BOTH = {"kv_role": "kv_both"}
@@ -52,6 +52,7 @@ def turn(pair: Pair, name: str, prompt: list[int], count: int, back: Any, hold: 
     return first, pair.decode.run(name, prompt, count, said)
 
 
+@pytest.mark.smoke
 @pytest.mark.shows("conversations: each turn goes on from the state that decode holds, to the last token")
 def test_prefill_computes_only_what_is_new_in_each_turn(pair: Pair) -> None:
     history, back, more = prompt_of(1, 100), None, 0
@@ -86,14 +87,16 @@ def test_every_block_is_free_when_a_conversation_does_not_go_on(pair: Pair) -> N
 )
 def test_prefill_goes_on_from_what_decode_is_asked_for(caching: Pair) -> None:
     pair, history = caching, prompt_of(2, 150)
-    for number, (count, behind) in enumerate(((34, 100), (40, 65), (5, 0))):
+    recurrent = any("Mamba" in group for group in pair.decode.groups)
+    for number, (count, behind) in enumerate(((60, 100), (40, 65), (5, 0))):
         said: Any = {}
         if number:
             said = pair.decode.run(f"asked{number}", history, 1, {**PREFILL, "cached": True}).params
-            assert said["tokens"] % 32 == 1
+            # vLLM keeps no recurrent state that a token of decode's own has crossed a block with.
+            assert said.get("tokens", 0) % 32 == 1 or (recurrent and "has nothing" in said["refused"]), said
         first = pair.prefill.run(f"turn{number}", history, 1, {**said, "do_remote_decode": True})
         second = pair.decode.run(f"turn{number}", history, count, first.params)
-        if number:
+        if "tokens" in said:
             assert found(first) == said["tokens"]
         assert second.tokens == pair.prefill.run(f"alone{number}", history, count).tokens
         history = [*history, *second.tokens, *prompt_of(20 + number, behind)]

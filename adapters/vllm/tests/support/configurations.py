@@ -27,6 +27,7 @@ def config_of(lookahead: int = 0, stages: int = 1, width: int = 1, replicas: int
         model_config=SimpleNamespace(
             multimodal_config=None,
             enable_sleep_mode=False,
+            max_model_len=64,
             hf_text_config=text,
             hf_config=text,
             get_total_num_kv_heads=lambda: 4 * width,
@@ -37,5 +38,7 @@ def config_of(lookahead: int = 0, stages: int = 1, width: int = 1, replicas: int
         ),
         speculative_config=None,
         num_prefill_lookahead_tokens=lookahead,
+        shutdown_timeout=0,
+        use_v2_model_runner=True,
         num_speculative_tokens=0,
     )

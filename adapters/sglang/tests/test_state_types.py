@@ -13,10 +13,6 @@ pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
 
 NOT_MOVED = {
     "swa_ring": "only ROCm's pool of DeepSeek V4 has it, which is refused: SGLang's own indices do not fit that pool",
-    "dsa_tail": "SGLang names its rows by six numbers, which the adapter does not translate",
-    "minimax_index_k": "SGLang's pool does not say which layers of the model are sparse",
-    "minimax_dense_kv": "SGLang's pool does not say which layers of the model are sparse",
-    "block_scale_swa": "SGLang has no pool with windows in MXFP8 that can be made on a CPU",
 }
 """Why no test moves a type of state. The adapter refuses each of them."""
 

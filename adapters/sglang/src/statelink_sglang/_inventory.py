@@ -16,10 +16,12 @@ from statelink import state
 from statelink.errors import StateError
 
 from ._convolutions import Blocks, blocks_of
-from ._items import TAIL
 from ._pools import Element, Geometry, StateTensor, from_pools
 
-__all__ = ["Pools", "StateLists", "describe_pools", "geometry_of", "names_of"]
+__all__ = ["TAIL", "Pools", "StateLists", "describe_pools", "geometry_of", "names_of"]
+
+TAIL = "dsa_tail"
+"""The state type of which SGLang lists no items, but six numbers."""
 
 Buffer = tuple[int, int, int]
 """Address, length in bytes, and bytes of one item."""

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ._behaviour import BEHAVIOUR
+from ._inventory import TAIL
 
 if TYPE_CHECKING:
     from ._inventory import StateLists
 
-__all__ = ["TAIL", "add_states", "drop_prefix"]
-
-TAIL = "dsa_tail"
-"""The state type of which SGLang does not list items. See `_rows_of_tail`."""
+__all__ = ["add_states", "drop_prefix"]
 
 
 def add_states(items: dict[str, Any], lists: StateLists, states: Sequence[Any], without: Collection[str] = ()) -> None:

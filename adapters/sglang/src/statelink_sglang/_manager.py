@@ -40,7 +40,7 @@ from ._server import SCHEMA, Row
 if TYPE_CHECKING:
     from statelink import Link, Receiving, Room
 
-    from .linker import Linker
+    from ._offering import CacheLinker
 
 __all__ = ["Manager", "Timeouts"]
 
@@ -97,7 +97,7 @@ class Manager(BaseKVManager):
     scheduler: Any = None
     """The scheduler of the queue that made it."""
     attn_cp_rank, attn_cp_size = 0, 1
-    linker: Linker | None = None
+    linker: CacheLinker | None = None
     """The linker of the scheduler's prefix cache, if it is Statelink's."""
 
     def __init__(

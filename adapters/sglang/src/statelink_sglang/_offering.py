@@ -7,11 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 
 from ._behaviour import BEHAVIOUR
 
-__all__ = ["AROUND", "linker_of", "offered_node"]
+__all__ = ["AROUND", "CacheLinker", "linker_of", "offered_node"]
+
+
+class CacheLinker(Protocol):
+    """What the scheduler's manager needs of the linker: see `statelink_sglang.linker.Linker`."""
+
+    def open(self, manager: Any, bootstrap: str) -> None: ...
+    def shut(self) -> None: ...
+    def step(self, scheduler: Any) -> None: ...
+
 
 offered_node: ContextVar[Any] = ContextVar("statelink_sglang_offered_node", default=None)
 """The node of SGLang's tree that is offered at this moment."""
@@ -37,7 +46,7 @@ def around_process_decode_queue(original: Callable[..., Any], scheduler: Any) ->
     return original(scheduler)
 
 
-def linker_of(scheduler: Any) -> Any:
+def linker_of(scheduler: Any) -> CacheLinker | None:
     """The linker of a scheduler's prefix cache, if it is Statelink's; else ``None``."""
     found = getattr(getattr(getattr(scheduler, "tree_cache", None), "linker", None), "cache_linker", None)
     return found if hasattr(found, "open") and hasattr(found, "step") else None

@@ -23,6 +23,8 @@ from typing import Any
 from aiohttp import ClientConnectionError, ClientSession, ClientTimeout, web
 
 NOT_FOR_PREFILL = ("stream", "stream_options", "min_tokens", "logprobs", "echo", "n")
+ONCE = ("echo", "prompt_logprobs")
+"""What the first server has answered."""
 DONE = b"data: [DONE]\n\n"
 
 Json = dict[str, Any]
@@ -91,6 +93,8 @@ class Router:
             if body.get("min_tokens"):
                 rest["min_tokens"] = max(0, body["min_tokens"] - made)
             rest["max_tokens"] = body.get("max_tokens", 16) - made
+            if made:
+                rest = {key: value for key, value in rest.items() if key not in ONCE}
             moved = None
             async for part in self._somewhere(rest):
                 said = part.get("kv_transfer_params") or {}

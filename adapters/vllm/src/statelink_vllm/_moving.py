@@ -32,6 +32,11 @@ ENDING = re.compile(r"(?:-[0-9]{1,9})?(?:-[0-9a-f]{8})?")
 """What vLLM adds to the id of an answer, for its requests: the prompt's number, and random digits."""
 
 
+FIRST_RUNNER = (
+    "with vLLM's first model runner, another server knows neither what was generated nor the state of the seed"
+)
+
+
 class Asked(NamedTuple):
     """What was asked for, and by whom.
 
@@ -106,7 +111,13 @@ class Moving:
         sampling = request.sampling_params
         if type(count) is not int or request.prompt_token_ids is None or sampling is None:
             return
-        if not (self._follows and params.get("moves") is True and 0 < count < request.num_prompt_tokens):
+        if params.get("moves") is not True or not 0 < count < request.num_prompt_tokens:
+            return
+        if not self._follows:
+            if _counts(sampling):
+                log.warning(
+                    "request %s may get other tokens than where it came from: %s", request.request_id, FIRST_RUNNER
+                )
             return
         request._output_token_ids.extend(request.prompt_token_ids[-count:])  # noqa: SLF001
         request.prompt_token_ids = request.prompt_token_ids[:-count]
@@ -200,9 +211,10 @@ def _why_it_stays(request: Any, *, follows: bool) -> str:
         return "another server would count its tokens of thinking anew"
     if request.resumable:
         return "its input is a stream"
+    return FIRST_RUNNER if not follows and _counts(sampling) else ""
+
+
+def _counts(sampling: Any) -> bool:
+    """Whether the next token depends on which tokens were generated, or on how many."""
     counts = sampling.presence_penalty or sampling.frequency_penalty or sampling.bad_words
-    if not follows and (counts or sampling.seed is not None):
-        return (
-            "with vLLM's first model runner, another server knows neither what was generated nor the state of the seed"
-        )
-    return ""
+    return bool(counts) or sampling.seed is not None

@@ -1,7 +1,7 @@
 """Models whose layers of several kinds, or of several models, vLLM puts into one group: every byte that has to move.
 
-vLLM's own planner groups the layers and lays them out. No such model runs on a CPU, so random bytes stand for what its
-kernels write.
+vLLM's own planner groups the layers and lays them out, as of the large models and on GPUs. Random bytes stand for what
+the kernels write.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "DSA": ("sparse", {}),
     "DSA in bf16, blocks of 128": ("sparse", {"packed": False, "block": 128}),
     "DSA with shared indices and MTP": ("sparse", {"leaders": 2, "mtp": 1}),
+    "latents with DSpark": ("latent", {"drafts": 2}),
     "MiniMax-M3": ("minimax", {}),
     "MiniMax-M3 with EAGLE": ("minimax", {"mtp": 1}),
+    "MiniMax-M3 with MTP": ("minimax", {"own": 1}),
     "a draft model with other heads": ("drafted", {}),
     "a draft model with the same heads": ("drafted", {"count": 8, "size": 128}),
     "EAGLE with the same heads": ("drafted", {"count": 8, "size": 128, "prefix": ""}),
@@ -37,8 +39,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 NAMES = {
     "DSA": "kv dsa",
     "DSA with shared indices and MTP": "kv dsa draft.kv draft.dsa",
+    "latents with DSpark": "kv draft.kv",
     "MiniMax-M3": "kv dsa",
     "MiniMax-M3 with EAGLE": "kv dsa draft.kv",
+    "MiniMax-M3 with MTP": "kv dsa draft.kv draft.dsa",
     "a draft model with the same heads": "kv draft.kv",
     "EAGLE with the same heads": "kv draft.kv",
     "DeepSeek V4": "swa.0 swa.1 dsv4.c4 dsv4.c4.index dsv4.c128 swa.2 swa.3 swa.3.index swa.4",

@@ -1,6 +1,6 @@
 """Caches of large models, grouped and laid out by vLLM's own planner from the specifications of their layers.
 
-The models themselves cannot run on a CPU. Their layers' specifications are those that vLLM's model classes return:
+Models of this size cannot run on a CPU. Their layers' specifications are those that vLLM's model classes return:
 ``deepseek_v2.py``, ``mla_attention.py``, ``minimax_m3``, ``deepseek_v4`` and ``sparse_swa.py`` in vLLM 0.33.0.
 """
 
@@ -119,8 +119,10 @@ def dense(width: int, *, block: int = 64) -> Planned:
     return Planned(specs, {"": "FLASHINFER"}, (8, 0), block)
 
 
-def latent(width: int, *, block: int = 64, quantised: bool = False, dcp: int = 1, states: bool = False) -> Planned:
-    """DeepSeek R1 and Kimi-K2: latents, also one byte for each number. Kimi-K3: recurrent layers and a draft, too."""
+def latent(
+    width: int, *, block: int = 64, quantised: bool = False, dcp: int = 1, states: bool = False, drafts: int = 0
+) -> Planned:
+    """DeepSeek R1 and Kimi-K2: latents, also one byte for each number. Kimi-K3: recurrent layers, and DSpark, too."""
     specs: Specs = {}
     kind: dict[str, Any] = (
         {"dtype": BYTES, "cache_dtype_str": "fp8", "kv_quant_mode": KVQuantMode.FP8_PER_TENSOR}
@@ -144,8 +146,8 @@ def latent(width: int, *, block: int = 64, quantised: bool = False, dcp: int = 1
             specs[f"{name}.attn"] = make(
                 MLAAttentionSpec, block_size=block, num_kv_heads=1, max_tp_shards=1, head_size=576, **kind
             )
-    if states:
-        specs["model.layers.4.self_attn.attn"] = make(
+    for number in range(4, 4 + drafts):
+        specs[f"model.layers.{number}.self_attn.attn"] = make(
             MLAAttentionSpec, block_size=block, num_kv_heads=1, max_tp_shards=1, head_size=576, is_draft=True, **kind
         )
     return Planned(specs, {"": "FLASHINFER_MLA"}, block=block, dcp=dcp)
@@ -166,9 +168,9 @@ def sparse(width: int, *, block: int = 64, packed: bool = True, leaders: int = 1
 
 
 def minimax(
-    width: int, *, block: int = 128, mtp: int = 0, quantised: bool = False, index_bytes: bool = False
+    width: int, *, block: int = 128, mtp: int = 0, own: int = 0, quantised: bool = False, index_bytes: bool = False
 ) -> Planned:
-    """MiniMax-M3: one dense layer, and three with keys for an index beside keys and values; and EAGLE."""
+    """MiniMax-M3: one dense layer, and three with keys for an index beside keys and values; EAGLE, or its own MTP."""
     specs: Specs = {}
     kind: dict[str, Any] = {"dtype": BYTES, "kv_quant_mode": KVQuantMode.FP8_PER_TENSOR} if quantised else {}
     for number in range(4):
@@ -178,8 +180,12 @@ def minimax(
             specs[name] = index(block, 128, BYTES if index_bytes else BF16)
     if mtp:
         specs["model.layers.4.self_attn.attn"] = heads(block, max(8 // width, 1), is_draft=True, **kind)
+    for number in range(own):
+        name = f"mtp.layers.{number}.self_attn"
+        specs[f"{name}.attn"] = heads(block, max(4 // width, 1), is_draft=True, **kind)
+        specs[f"{name}.index_cache"] = index(block, 128, BYTES if index_bytes else BF16, is_draft=True)
     backend = {"": "MINIMAX_M3_SPARSE", "index_cache": "MINIMAX_M3_SPARSE_INDEXER"}
-    return Planned(specs, backend, (4, 8), block)
+    return Planned(specs, backend, (4, 4 if own else 8), block)
 
 
 def heads(block: int, count: int, size: int = 128, **more: Any) -> FullAttentionSpec:

@@ -110,7 +110,7 @@ def model_of(model: str, args: Any) -> tuple[Planned, int]:
         made = MODELS["v4"](width, packed=not plain, mtp=int(drafts), fp4=fp4, **given)
     elif model == "Kimi-K3":
         size = args.decode_context_parallel_size
-        made = MODELS["latent"](width, quantised=bytewise, states=True, dcp=size, **given)
+        made = MODELS["latent"](width, quantised=bytewise, states=True, drafts=int(drafts), dcp=size, **given)
     elif model == "Qwen3-32B":
         made = MODELS["dense"](width, **given)
     else:

@@ -164,6 +164,7 @@ def deepseek_v4(folder: Path) -> Path:
     import torch
     from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
 
+    ratios = {"sliding": 0, "compressed_sparse": 4, "heavily_compressed": 128}
     kinds = ["sliding", *["compressed_sparse", "heavily_compressed"] * 2]
     config = DeepseekV4Config(
         **{**COMMON, "num_key_value_heads": 1, "intermediate_size": 64},
@@ -192,9 +193,16 @@ def deepseek_v4(folder: Path) -> Path:
                 each.copy_(torch.stack([torch.randperm(4, generator=draw)[:2] for _ in range(len(each))]))
             elif name.endswith(("sinks", "base", "correction_bias")):
                 each.copy_(torch.randn(each.shape, generator=draw) * 0.2)
-    own = {"expert_dtype": "bf16", "topk_method": "noaux_tc"}
+    own = {
+        "expert_dtype": "bf16",
+        "topk_method": "noaux_tc",
+        "compress_ratios": [ratios[kind] for kind in kinds],
+        "num_hash_layers": 1,
+    }
+    named = {"layer_types", "mlp_layer_types", "compress_rates"}  # by `transformers`, in place of the last two
+    plain = {name: each for name, each in _plain(config).items() if name not in named}
     changes = {".attn.norm.": ".attn.kv_norm.", "model.hc_head.hc_": "hc_head_", "embed_tokens.": "embed."}
-    return _publish(folder, model, {**changes, "model.": ""}, {**_plain(config), **own})
+    return _publish(folder, model, {**changes, "model.": ""}, {**plain, **own})
 
 
 def kimi_linear(folder: Path) -> Path:

@@ -240,8 +240,8 @@ def define(kernel: Any) -> None:
         "fused_minimax_m3_qknorm_rope_kv_insert(Tensor(a!) qkv, Tensor qw, Tensor kw, Tensor table, Tensor positions, "
         "int heads, int kv_heads, int dim, float eps, Tensor? iqw, Tensor? ikw, int index_heads, Tensor? slots, "
         "Tensor? index_slots, Tensor(b!)? cache, Tensor(c!)? index_cache, int page, Tensor(d!)? q_out, "
-        "Tensor(e!)? index_q_out, str dtype, bool skip, Tensor(f!)? q8, float q8_scale, Tensor? k_scale, "
-        "Tensor? v_scale) -> ()",
+        "Tensor(e!)? index_q_out, str dtype, bool skip, Tensor(f!)? q8, float q8_scale, "
+        "Tensor? k_scale=None, Tensor? v_scale=None) -> ()",  # vLLM 0.31 has no scales
         insert,
     )
     router: Any = CPURouter

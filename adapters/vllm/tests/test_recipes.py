@@ -52,7 +52,7 @@ RAN = {
 
 DRAFTED = {
     ("MiniMax-M3", "eagle3"): "EAGLE3 with MiniMax-M3",
-    ("DeepSeek-V4", "mtp"): "vLLM's class for a CPU raises NotImplementedError (models/deepseek_v4/cpu/mtp.py)",
+    ("DeepSeek-V4", "mtp"): "MTP of DeepSeek V4",
     ("Kimi-K3", "dspark"): "vLLM has DSpark for Kimi-K3 for NVIDIA's GPUs alone",
 }
 """The same for their drafts, in `test_speculation`; or why none ran."""

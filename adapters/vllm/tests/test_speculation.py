@@ -1,4 +1,7 @@
-"""Real engines that draft tokens: n-grams, EAGLE, MTP and a draft model. As many drafts are taken as on one engine."""
+"""Real engines that draft tokens: n-grams, EAGLE, MTP and a draft model.
+
+The drafts of each step are those of one engine. With random weights, hardly any is taken.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from engine_processes import running
-from support.deployed import DEPLOYED, DRAFTS, make_eagle3
+from support.deployed import DEPLOYED, DRAFTS
 from support.engines import PREFILL, Engine, Pair, engine_options, prompt_of
 from support.families import FAMILIES, add_mtp, make_eagle
 from support.models import make_llama
@@ -41,12 +44,12 @@ def drafting(kind: str, models: Path, llama: Path) -> tuple[Path, dict[str, Any]
         given = {"method": "draft_model", "model": str(made), "num_speculative_tokens": 2}
         return llama, {"speculative_config": given}
     if kind in DRAFTS:
-        m3, folder = DEPLOYED["MiniMax-M3"], models / "m3"
-        plain = folder if folder.exists() else m3.make(folder)
-        drafts = models / "eagle3"
-        made = drafts if drafts.exists() else make_eagle3(drafts)
-        given = {"method": "eagle3", "model": str(made), "num_speculative_tokens": 3}
-        return plain, {"speculative_config": given, **m3.options}
+        drafts = DRAFTS[kind]
+        of, folder = DEPLOYED[drafts.of], models / f"to draft for {drafts.of}"
+        plain = folder if folder.exists() else of.make(folder)
+        made = drafts.make(plain, models / kind)
+        given = {**drafts.given, **({"model": str(made)} if drafts.beside else {})}
+        return plain if drafts.beside else made, {"speculative_config": given, **of.options}
     folder = models / "mtp"
     if not folder.exists():
         add_mtp(FAMILIES["DeepSeek V3"](models / "without-mtp"), folder)
@@ -59,12 +62,14 @@ def drafting(kind: str, models: Path, llama: Path) -> tuple[Path, dict[str, Any]
     }
 
 
-def accepted(engine: Engine, name: str, prompt: list[int], params: dict[str, Any] | None) -> tuple[list[int], Any]:
-    """The tokens of a request, and how many drafts were made and taken for it."""
+def accepted(
+    engine: Engine, name: str, prompt: list[int], params: dict[str, Any] | None
+) -> tuple[list[int], list[int], list[list[int]]]:
+    """The tokens of a request, how many drafts were made and taken for it, and the drafts of each step."""
     before = engine.ask()["drafts"]
     tokens = engine.run(name, prompt, COUNT, params).tokens
-    after = engine.ask()["drafts"]
-    return tokens, [b - a for a, b in zip(before, after, strict=True)]
+    after = engine.ask()
+    return tokens, [b - a for a, b in zip(before, after["drafts"], strict=True)], after["drafted"]
 
 
 def repeating(seed: int, length: int) -> list[int]:
@@ -75,20 +80,25 @@ def repeating(seed: int, length: int) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["ngram", "EAGLE", "MTP", "draft model", *DRAFTS])
-@pytest.mark.shows("engines: the tokens of one, and as many drafts taken, {kind}")
+@pytest.mark.shows("engines: the tokens and the drafts of one, {kind}")
 @pytest.mark.shows("no block of vLLM's pool is lost")
-def test_drafts_are_taken_as_on_one_engine(kind: str, models: Path, llama: Path, tmp_path: Path) -> None:
+def test_drafts_are_made_and_taken_as_on_one_engine(kind: str, models: Path, llama: Path, tmp_path: Path) -> None:
     model, options = drafting(kind, models, llama)
     answers: list[list[int]] = []
     with running(Pair(tmp_path, model, CONFIG, policy="fail", **options)) as pair:
+        for said in DRAFTS[kind].says if kind in DRAFTS else ():
+            assert said in pair.prefill.logged()
         made = 0
         for length in LENGTHS:
             prompt = repeating(length, length)
-            alone, (drafted, taken) = accepted(pair.prefill, f"alone{length}", prompt, None)
+            alone, (drafted, taken), drafts = accepted(pair.prefill, f"alone{length}", prompt, None)
             first = pair.prefill.run(f"one{length}", prompt, 1, dict(PREFILL))
             moved = pair.moved()[0]
-            handed, (drafted_there, taken_there) = accepted(pair.decode, f"one{length}", prompt, first.params)
+            handed, (drafted_there, taken_there), there = accepted(pair.decode, f"one{length}", prompt, first.params)
             assert (handed, taken_there) == (alone, taken), length
+            # A prompt's chunks have drafts, too, on the engine that computes them.
+            assert there == drafts[len(drafts) - len(there) :], length
+            assert there or options.get("runner") == 1
             # Decode drafts before the first token, too, which prefill has sampled without a draft.
             assert 0 <= drafted_there - drafted <= MOST_AT_ONCE
             assert pair.moved()[0] == moved + 1

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .families import LATENT, write
+from .families import LATENT, add_mtp, write
 from .models import COMMON, save
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["DEPLOYED", "DRAFTS", "Deployed", "make_eagle3"]
+__all__ = ["DEPLOYED", "DRAFTS", "Deployed", "Drafts"]
 
 
 class Deployed(NamedTuple):
@@ -261,7 +261,76 @@ def _round_index(name: str) -> None:
     indexer.forward = found["forward"]
 
 
-def make_eagle3(folder: Path) -> Path:
+class Drafts(NamedTuple):
+    """What drafts tokens for one of these models.
+
+    Attributes:
+        of: The model, by its name in `DEPLOYED`.
+        make: Makes it for the model in the first folder: a model of its own in the second, or there the model with it.
+        beside: Whether it is a model of its own.
+        given: What vLLM's ``speculative_config`` says of it.
+        says: The components that an engine says it moves, beside the model's.
+    """
+
+    of: str
+    make: Callable[[Path, Path], Path]
+    beside: bool
+    given: Mapping[str, Any]
+    says: Sequence[str]
+
+
+def _layer(weights: Mapping[str, Any], was: str, own: str, draw: Any) -> dict[str, Any]:
+    """Weights of a layer like another one, random where they are no vectors."""
+    import torch
+
+    return {
+        name.replace(was, own): torch.randn(each.shape, generator=draw) * 0.2 if each.dim() > 1 else each.clone()
+        for name, each in weights.items()
+        if name.startswith(was)
+    }
+
+
+def add_mtp_m3(model: Path, folder: Path) -> Path:
+    """A MiniMax-M3 with a module that drafts tokens (MTP): a layer with an index."""
+    import torch
+    from safetensors.torch import load_file
+
+    draw, own = torch.Generator().manual_seed(8), "model.mtp.layers.0."
+    weights, config = load_file(model / "model.safetensors"), json.loads((model / "config.json").read_text())
+    text = config["text_config"]
+    hidden, last = text["hidden_size"], text["num_hidden_layers"] - 1
+    made = _layer(weights, f"model.layers.{last}.", f"{own}transformer_layer.", draw)
+    made[f"{own}eh_proj.weight"] = torch.randn(hidden, 2 * hidden, generator=draw) * 0.2
+    for name in ("enorm", "hnorm", "final_layernorm"):
+        made[f"{own}{name}.weight"] = torch.zeros(hidden)  # to which these norms add one
+    return write(folder, {**weights, **made}, {**config, "text_config": {**text, "num_mtp_modules": 1}})
+
+
+def add_mtp_v4(model: Path, folder: Path) -> Path:
+    """A DeepSeek V4 with a layer that drafts tokens (MTP): a window, and experts that a bias has a say in."""
+    import torch
+    from safetensors.torch import load_file
+
+    draw, own = torch.Generator().manual_seed(9), "mtp.0."
+    weights, config = load_file(model / "model.safetensors"), json.loads((model / "config.json").read_text())
+    hidden = config["hidden_size"]
+    made = {
+        **_layer(weights, "layers.0.", own, draw),
+        **_layer(weights, "layers.1.ffn.", f"{own}ffn.", draw),
+        **{f"{own}{name}": weights[name].clone() for name in weights if name.startswith("hc_head_")},
+        f"{own}head.weight": weights["head.weight"].clone(),
+        f"{own}emb.tok_emb.weight": weights["embed.weight"].clone(),
+    }
+    del made[f"{own}ffn.gate.tid2eid"]
+    for name in ("e_proj", "h_proj"):
+        made[f"{own}{name}.weight"] = torch.randn(hidden, hidden, generator=draw) * 0.2
+    for name in ("enorm", "hnorm", "norm"):
+        made[f"{own}{name}.weight"] = torch.ones(hidden)
+    more = {"num_nextn_predict_layers": 1, "compress_ratios": [*config["compress_ratios"], 0]}
+    return write(folder, {**weights, **made}, {**config, **more})
+
+
+def make_eagle3(model: Path, folder: Path) -> Path:
     """A head of one dense layer, which drafts tokens for a MiniMax-M3 from hidden states of three layers (EAGLE3)."""
     import torch
 
@@ -357,5 +426,22 @@ DEPLOYED: dict[str, Deployed] = {
 if version("vllm").startswith("0.31."):  # see `kernels.kda.define`
     del DEPLOYED["Kimi-Linear"]
 
-DRAFTS = ("EAGLE3 with MiniMax-M3",)
-"""Kinds of drafts for these models, which `test_speculation` makes."""
+MTP: dict[str, Any] = {"method": "mtp", "num_speculative_tokens": 3}
+
+DRAFTS: dict[str, Drafts] = {
+    "EAGLE3 with MiniMax-M3": Drafts(
+        "MiniMax-M3",
+        make_eagle3,
+        beside=True,
+        given={"method": "eagle3", "num_speculative_tokens": 3},
+        says=("draft.kv (kv)",),
+    ),
+    "MTP of MiniMax-M3": Drafts(
+        "MiniMax-M3", add_mtp_m3, beside=False, given=MTP, says=("draft.kv (kv)", "draft.dsa (dsa)")
+    ),
+    "MTP of DeepSeek V3.2": Drafts(
+        "DeepSeek V3.2", add_mtp, beside=False, given=MTP, says=("draft.kv (kv)", "draft.dsa (dsa)")
+    ),
+    "MTP of DeepSeek V4": Drafts("DeepSeek V4", add_mtp_v4, beside=False, given=MTP, says=("draft.swa",)),
+}
+"""By the kind, as `test_speculation` runs them."""

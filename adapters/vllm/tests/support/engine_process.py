@@ -83,6 +83,19 @@ def main() -> None:
 
     core.scheduler.make_spec_decoding_stats = tell_drafts
 
+    drafted: list[list[int]] = []
+    worker: Any = getattr(getattr(core.model_executor, "driver_worker", None), "worker", None)
+    speculator = getattr(getattr(worker, "model_runner", None), "speculator", None)
+    if speculator is not None:
+        propose = speculator.propose
+
+        def note_drafts(*given: Any, **more: Any) -> Any:
+            made = propose(*given, **more)
+            drafted.append(made[0].tolist())
+            return made
+
+        speculator.propose = note_drafts
+
     executed: list[bool] = []
     post_step = core.post_step
 
@@ -151,7 +164,9 @@ def main() -> None:
                 bytes=seen["totals"]["bytes"],
                 chunks=chunks,
                 forwards=list(forwards),
+                drafted=drafted,
             )
+            drafted.clear()
 
     pool = core.scheduler.kv_cache_manager.block_pool
     groups = [type(each.kv_cache_spec).__name__ for each in core.scheduler.kv_cache_config.kv_cache_groups]

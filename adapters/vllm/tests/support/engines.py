@@ -251,7 +251,8 @@ class Engine(OwnProcess):
         ``preempted`` is how often vLLM took the blocks of a running request away, and ``waiting`` how many rooms the
         other side knows of while nothing of them has moved. ``chunks`` has for each room that has ended in how many
         parts it moved. ``forwards`` has when each of the last forward passes of a model began and ended, with the first
-        model runner.
+        model runner. ``drafted`` has what was drafted in each step since it was asked before, for one of the requests,
+        with the second.
         """
         self._asked += 1
         number = self._asked

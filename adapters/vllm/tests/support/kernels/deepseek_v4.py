@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -208,6 +209,30 @@ def _mix_in_float32() -> None:
     module.mhc_post_cpu, module.hc_head_fused_cpu = plain.mhc_post_torch, head
 
 
+def _draft() -> None:
+    """Draft with vLLM's class for Intel's GPUs, of layers for a CPU. Its class for a CPU only raises an error."""
+    import vllm.models.deepseek_v4 as entry
+    from vllm.models.deepseek_v4.cpu import model
+
+    plain: Any = model.DeepseekV4DecoderLayer
+
+    class Layer(plain):  # type: ignore[misc]
+        def __init__(self, config: Any, prefix: str, topk_indices_buffer: Any, aux_stream_list: Any) -> None:
+            super().__init__(config, prefix, topk_indices_buffer=topk_indices_buffer)
+            self.ffn.use_mega_moe, self.ffn.finalize_mega_moe_weights = False, lambda: None
+
+        def hc_post(self, x: Any, residual: Any, post: Any, comb: Any) -> Any:
+            return x if residual is None else super().hc_post(x, residual, post, comb)  # a CPU's layer has done it
+
+    source = Path(entry.__path__[0], "xpu", "mtp.py").read_text(encoding="utf-8")
+    was = "from .model import (\n    DeepseekV4DecoderLayer,\n    make_deepseek_v4_expert_params_mapping,\n)\n"
+    assert was in source
+    found: dict[str, Any] = {"__name__": __name__, "DeepseekV4DecoderLayer": Layer}
+    exec(source.replace(was, ""), found)
+    module: Any = entry
+    module.DeepSeekV4MTP = found["DeepSeekV4MTP"]
+
+
 def define(kernel: Any) -> None:
     """Register them."""
     kernel(
@@ -253,6 +278,7 @@ def define(kernel: Any) -> None:
     kernel("bmm_cpu(Tensor(a!) out, Tensor one, Tensor other, bool packed, Tensor? scale) -> ()", bmm)
     kernel("convert_weight_packed(Tensor weight) -> Tensor", lambda weight: weight.clone())
     _mix_in_float32()
+    _draft()
 
     from vllm.models.deepseek_v4.cpu import cpu_mla
 

@@ -228,6 +228,18 @@ def _allow_bytes() -> None:
     ops.cpu_attn_reshape_and_cache, ops.cpu_attention_with_kv_cache = kept, whole
 
 
+def _name_drafts() -> None:
+    """Let a module that drafts tokens have names of its own. What is published has the model within one that sees."""
+    from vllm.models.minimax_m3.nvidia.mtp import MiniMaxM3MTP
+
+    start = MiniMaxM3MTP.__init__
+
+    def named(self: Any, *, vllm_config: Any, prefix: str = "") -> None:
+        start(self, vllm_config=vllm_config, prefix=prefix or "mtp")
+
+    MiniMaxM3MTP.__init__ = named
+
+
 def define(kernel: Any) -> None:
     """Register the kernel, and put the functions in their places."""
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
@@ -258,3 +270,4 @@ def define(kernel: Any) -> None:
         lambda name: name == MoEActivation.SWIGLUOAI_UNINTERLEAVE or known(name)
     )
     _allow_bytes()
+    _name_drafts()

@@ -117,6 +117,24 @@ def test_drafts_are_made_and_taken_as_on_one_engine(kind: str, models: Path, lla
         plain.kill()
 
 
+@pytest.mark.shows("engines: prefill drafts fewer tokens than decode, as in recipes of MiniMax-M3")
+def test_prefill_may_draft_fewer_tokens(models: Path, llama: Path, tmp_path: Path) -> None:
+    model, options = drafting("EAGLE3 with MiniMax-M3", models, llama)
+    given = options.pop("speculative_config")
+    own: Any = tuple({"speculative_config": {**given, "num_speculative_tokens": count}} for count in (1, 3))
+    with running(Pair(tmp_path, model, CONFIG, policy="fail", own=own, **options)) as pair:
+        for length in (7, 333):
+            prompt = repeating(length, length)
+            alone, _, drafts = accepted(pair.prefill, f"alone{length}", prompt, None)
+            first = pair.prefill.run(f"one{length}", prompt, 1, dict(PREFILL))
+            handed, _, there = accepted(pair.decode, f"one{length}", prompt, first.params)
+            assert handed == alone, length
+            assert {len(each) for each in there} == {3}
+            assert [each[:1] for each in there] == drafts[len(drafts) - len(there) :], length
+        assert pair.moved()[0] == 2
+        pair.settled()
+
+
 @pytest.mark.shows("engines: n-grams on decode alone")
 def test_ngrams_need_no_state(llama: Path, models: Path, tmp_path: Path) -> None:
     _, options = drafting("ngram", models, llama)

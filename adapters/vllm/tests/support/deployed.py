@@ -199,8 +199,8 @@ def deepseek_v4(folder: Path) -> Path:
         "compress_ratios": [ratios[kind] for kind in kinds],
         "num_hash_layers": 1,
     }
-    named = {"layer_types", "mlp_layer_types", "compress_rates"}  # by `transformers`, in place of the last two
-    plain = {name: each for name, each in _plain(config).items() if name not in named}
+    theirs = {"layer_types", "mlp_layer_types", "compress_rates"}  # what `transformers` makes of the last two
+    plain = {name: each for name, each in _plain(config).items() if name not in theirs}
     changes = {".attn.norm.": ".attn.kv_norm.", "model.hc_head.hc_": "hc_head_", "embed_tokens.": "embed."}
     return _publish(folder, model, {**changes, "model.": ""}, {**plain, **own})
 

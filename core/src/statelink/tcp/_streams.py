@@ -27,18 +27,15 @@ LONG_SECONDS = 5e-3
 """From this round trip on, a line is long: a connection fills little of it."""
 FEW = 4
 """Most connections over another line: more of them only cost threads."""
-ENOUGH = 3
-"""So many batches wait on one connection of a long line before the next one is used. The kernel learns only from what
-it sends how fast it may, so a request of some MiB is faster over few connections than over many."""
 
 
 class Senders:
     """Moves batches to one peer over as many connections as both sides take.
 
-    On the first one, a small batch waits for other small ones alone. A large batch, or a piece of one, goes to the
-    first of the others on which few wait, or where the fewest do. Another connection is made while enough wait on all,
-    and batches wait for it only as long as there is none. A long line gets all of them with its first large batch,
-    since it takes round trips to make one.
+    On the first one, a small batch waits for other small ones alone. A large batch, or a piece of one, goes to that of
+    the others where the fewest wait. Another connection is made while some wait on all, and batches wait for it only as
+    long as there is none. A long line gets all of them with its first large batch, since it takes round trips to make
+    one.
 
     Args:
         make: Makes the sender of a connection, given its number. Raises `OSError` if the process has no file
@@ -81,13 +78,13 @@ class Senders:
     def _for_large(self) -> Sender:
         """The connection for a large batch."""
         long = any(each.round_trip >= LONG_SECONDS for each in self._all)
-        number, enough = (self._most, ENOUGH) if long else (min(self._most, FEW), 1)
+        number = self._most if long else min(self._most, FEW)
         while long and (another := self._another(number)) is not None:
             another.want()
         known = [each for each in self._all[1:] if each.transport]
         best: Sender | None = None
         for each in known or self._all[1:]:
-            if each.waiting < enough:
+            if not each.waiting:
                 return each
             if best is None or each.waiting < best.waiting:
                 best = each

@@ -15,7 +15,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import get_storage_hash_str
 from support.bootstrap import FOR_EVER
 from support.families import FAMILIES
-from support.models import generate, make_llama, prompt_of
+from support.models import generate, make_llama, make_windowed, prompt_of
 from support.newest import OLDER
 from support.servers import Alone, Pair, Posted
 
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.servers, pytest.mark.skipif(OLDER, reason="this SGLang
 PAGE, ANSWER = 16, 64
 CONFIG = {"backend": "tcp", "verify": "digest"}
 COMMON = ["--page-size", str(PAGE), "--chunked-prefill-size", "64", "--max-total-tokens", "4096"]
-MODELS: dict[str, Callable[[Path], Path]] = {"llama": make_llama, **FAMILIES}
+MODELS: dict[str, Callable[[Path], Path]] = {"llama": make_llama, "windowed": make_windowed, **FAMILIES}
 SWITCH = "--enable-unified-cache-external-linker"
 
 
@@ -119,6 +119,7 @@ class Case(NamedTuple):
 CASES = {
     "llama": Case("llama"),
     "latents": Case("deepseek"),
+    "windows": Case("windowed"),
     "recurrent": Case("kimi", loaded=0),
     "llama-2-1": Case("llama", prefill=("--tp", "2")),
     "latents-1-2": Case("deepseek", decode=("--tp", "2")),
@@ -183,16 +184,18 @@ def test_a_history_that_differs_and_a_decode_that_dies_cost_only_the_time(llama:
         _idle(pair)
 
 
-def test_other_requests_get_the_memory_that_decode_offers(llama: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["llama", "windowed"])
+def test_other_requests_get_the_memory_that_decode_offers(family: str, tmp_path: Path) -> None:
     """The lease is longer than the test, and decode has memory for three of these requests."""
+    model = MODELS[family](tmp_path / "model")
     common = [*COMMON[:-1], "1024"]
-    with running(with_linker(tmp_path, llama, common=common, lease=FOR_EVER)) as pair:
+    with running(with_linker(tmp_path, model, common=common, lease=FOR_EVER)) as pair:
         for seed in range(12):
             said = prompt_of(seed, 250)
-            assert pair.generate(said, ANSWER)[1].tokens == generate(llama, said, ANSWER)
+            assert pair.generate(said, ANSWER)[1].tokens == generate(model, said, ANSWER)
         together = [prompt_of(seed, 200) for seed in range(20, 26)]
         bodies = [pair.body(said, ANSWER) for said in together]
         posted = [(Posted(pair.prefill, body), Posted(pair.decode, body)) for body in bodies]
         for said, (_, decode) in zip(together, posted, strict=True):
-            assert decode.answer().tokens == generate(llama, said, ANSWER)
+            assert decode.answer().tokens == generate(model, said, ANSWER)
         _idle(pair)

@@ -27,7 +27,7 @@ KEYS = hashes("first", PAGES)
 
 @pytest.fixture(autouse=True)
 def digests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, '{"backend": "tcp", "verify": "digest", "sglang": {"allow": ["windows"]}}')
+    monkeypatch.setenv(VARIABLE, '{"backend": "tcp", "verify": "digest"}')
 
 
 def _until(found: Any, expected: Any, seconds: float = 60.0) -> None:
@@ -209,10 +209,4 @@ def test_a_linker_that_cannot_work_is_refused(mode: str, backend: str, options: 
 @pytest.mark.parametrize(("kind", "said"), [("qsa", "does not hold qsa_"), ("mxfp8", "does not hold block_scale")])
 def test_state_that_sglangs_prefix_cache_does_not_hold_is_refused(kind: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said), linkers(kind):
-        pass
-
-
-def test_windows_are_refused_unless_they_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, '{"backend": "tcp"}')
-    with pytest.raises(ConfigError, match="sliding windows: not shown with servers"), linkers("swa"):
         pass

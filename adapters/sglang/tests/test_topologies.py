@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from engine_processes import running
-from support.models import generate, make_windowed
+from support.models import generate, make_windowed, prompt_of
 from support.servers import Pair, Posted
 
 from statelink_sglang.backend import SEAM
@@ -53,13 +53,12 @@ def test_pages_of_one_token_and_forwards_that_run_before_decode_has_asked(llama:
 
 
 def test_a_sliding_window(tmp_path: Path) -> None:
+    """More tokens in all than the pool of windows has: a slot that is read in the wrong pool is beyond its end."""
     model = make_windowed(tmp_path / "windowed", window=32)
     with running(Pair(tmp_path, model, CONFIG, common=["--page-size", "16", "--chunked-prefill-size", "32"])) as pair:
-        prompt = list(range(5, 29))
-        assert pair.generate(prompt)[1].tokens == generate(model, prompt, 8)
-        # Beyond the window SGLang's forward on a CPU has other tokens than transformers: only the digests count there.
-        for length in (40, 100):
-            assert pair.generate(list(range(5, 5 + length)))[1].status == 200
+        for number, length in enumerate((24, 31, 32, 33, 40, 100, 400, 400, 400, 400, 400)):
+            prompt = prompt_of(number, length)
+            assert pair.generate(prompt, 24)[1].tokens == generate(model, prompt, 24), length
         assert "moves kv, swa, aux of this" in pair.decode.logged()
 
 

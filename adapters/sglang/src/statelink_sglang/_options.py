@@ -24,7 +24,6 @@ ALLOWED = {
     "cuda": "pools in device memory",
     "nodes": "a server on several machines (--nnodes)",
     "version": "another release of SGLang",
-    "windows": "the linker with sliding windows",
 }
 """What no test of the adapter shows. It is refused unless the operator allows it."""
 

@@ -29,7 +29,7 @@ from ._http import Bootstrap
 from ._loads import Load, Loads
 from ._offering import offered_node
 from ._offers import Offers
-from ._options import ALLOWED, VARIABLE, allows, read_options
+from ._options import read_options
 from ._proofs import KeyPair
 from ._publisher import Publisher
 from ._serving import Serving
@@ -320,7 +320,7 @@ class Counter:
 
 
 def _check_state(manager: Manager) -> None:
-    """Refuse state that SGLang's prefix cache does not hold, or that is not tested."""
+    """Refuse state that SGLang's prefix cache does not hold, and servers whose requests it knows only in part."""
     lists = manager.lists
     unheld = [name for names in lists.states for name in names if name not in lists.beside and name not in HELD]
     if unheld:
@@ -329,12 +329,6 @@ def _check_state(manager: Manager) -> None:
         raise _refused("the server has a draft model")
     if manager.stages > 1:
         raise _refused("the server has pipeline stages")
-    if any("swa" in names for names in lists.states) and not allows("windows"):
-        # Bytes are right (tests over pools); a decode server has ended in the middle of a conversation.
-        raise _refused(
-            f"{ALLOWED['windows']}: not shown with servers",
-            f'{{"sglang": {{"allow": ["windows"]}}}} in {VARIABLE} allows it',
-        )
 
 
 def _refused(cause: str, hint: str = "start the server without --enable-unified-cache-external-linker") -> ConfigError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import random
+import shutil
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,11 +33,14 @@ def make_llama(folder: Path, context: int = 2048, layers: int = 2, **more: Any) 
 
 
 def make_windowed(folder: Path, window: int = 32) -> Path:
-    """Three layers with a sliding window and one of full attention, which SGLang keeps in two pools."""
+    """Three layers with a sliding window and one of full attention, which SGLang keeps in two pools.
+
+    SGLang's class takes the window of the configuration, and its attention sees one token more. So it is one less
+    than transformers', as SGLang itself makes it for other models.
+    """
     kinds = ["sliding_attention"] * 3 + ["full_attention"]
-    two_pools = {"is_hybrid_swa": True, "hybrid_layer_pattern": [1, 1, 1, 0]}
-    made = make_model(
-        folder,
+    theirs = make_model(
+        folder / ORACLE,
         {
             "architectures": ["Cohere2ForCausalLM"],
             "model_type": "cohere2",
@@ -49,9 +53,12 @@ def make_windowed(folder: Path, window: int = 32) -> Path:
             "tie_word_embeddings": True,
         },
     )
-    config = json.loads((made / "config.json").read_text())  # transformers has left out what it does not know
-    (made / "config.json").write_text(json.dumps({**config, **two_pools}, indent=1))
-    return made
+    for file in theirs.iterdir():
+        shutil.copy(file, folder)
+    two_pools = {"is_hybrid_swa": True, "hybrid_layer_pattern": [1, 1, 1, 0], "sliding_window": window - 1}
+    config = json.loads((theirs / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **two_pools}, indent=1))
+    return folder
 
 
 def generate(folder: Path, prompt: list[int], count: int) -> list[int]:

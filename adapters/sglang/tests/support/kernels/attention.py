@@ -1,7 +1,8 @@
-"""Attention: latents in SGLang's plain backend, its backend for newer CPUs, and DeepSeek's sparse attention."""
+"""Attention: SGLang's plain backend with latents and windows, its backend for newer CPUs, DeepSeek's sparse layers."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,8 +19,8 @@ def after_imports() -> None:
     handlers.AttentionBackendRegistry.register("torch_native", handlers._dispatch_mla_subtype)  # noqa: SLF001
     native: Any = TorchNativeAttnBackend
     native.get_cpu_graph_seq_len_fill_value = lambda self: 1
-    native.forward_extend = _of_chosen_tokens(native.forward_extend)
-    native.forward_decode = _of_chosen_tokens(native.forward_decode)
+    native.forward_extend = _of_chosen_tokens(_of_windows(native.forward_extend))
+    native.forward_decode = _of_chosen_tokens(_of_windows(native.forward_decode))
     operators: Any = torch.ops.sgl_kernel
     operators.extend_attention_cpu = extend_attention
     operators.decode_attention_cpu = decode_attention
@@ -129,6 +130,27 @@ def decode_attention(
             mask &= torch.arange(length)[None] > length - 1 - window
         part = slice(number, number + 1)
         o[part] = attend(q[part], k_buffer[places], v_buffer[places], mask, scale, cap).to(o.dtype)
+
+
+def _of_windows(original: Any) -> Any:
+    """A forward of the plain backend that reads windows where they are: in a smaller pool, at slots of their own.
+
+    SGLang's reads them at the slots of full attention. Those are others as soon as memory is used again, and beyond the
+    smaller pool's end the scheduler ends with an ``IndexError``. SGLang's backends for cards translate them.
+    """
+
+    def forward(self: Any, q: torch.Tensor, k: Any, v: Any, layer: Any, *more: Any, **named: Any) -> Any:
+        pool, requests = self.token_to_kv_pool, self.req_to_token_pool
+        if not self.use_sliding_window_kv_pool or not pool.layers_mapping[layer.layer_id][1]:
+            return original(self, q, k, v, layer, *more, **named)
+        slots = pool.translate_loc_from_full_to_swa(requests.req_to_token)
+        self.req_to_token_pool = SimpleNamespace(req_to_token=slots)
+        try:
+            return original(self, q, k, v, layer, *more, **named)
+        finally:
+            self.req_to_token_pool = requests
+
+    return forward
 
 
 # DeepSeek's sparse attention: an indexer chooses tokens, and attention is over those.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from engine_processes import free_port, running
-from support.models import generate, prompt_of
+from support.models import generate, log_probabilities, prompt_of
 from support.servers import Pair, Posted, Server
 
 if TYPE_CHECKING:
@@ -133,6 +133,23 @@ def test_samples_of_a_batch_have_the_tokens_of_their_prompts(pair: Pair, llama: 
     assert second.status == 200, second
     assert [each["output_ids"] for each in second.body] == [generate(llama, each, 6) for each in prompts for _ in "ab"]
     assert all(len(each["meta_info"]["output_token_logprobs"]) == 6 for each in second.body)
+
+
+def test_given_tokens_have_log_probabilities_but_none_at_the_first_token(pair: Pair, llama: Path) -> None:
+    """SGLang's metadata row has no place for them."""
+    prompt, given = prompt_of(43, 50), [5, 9]
+    tokens = generate(llama, prompt, 6)
+    _, second = pair.generate(prompt, 6, return_logprob=True, token_ids_logprob=given)
+    known = second.body["meta_info"]
+    said = [each[0] for each in known["output_token_logprobs"]]
+    assert said == pytest.approx(log_probabilities(llama, prompt, tokens), abs=1e-3)
+    first, *others = known["output_token_ids_logprobs"]
+    assert not first
+    for number, each in enumerate(others, 1):
+        before = [*prompt, *tokens[:number]]
+        assert [token for _, token, _ in each] == given
+        right = [log_probabilities(llama, before, [token])[0] for token in given]
+        assert [value for value, *_ in each] == pytest.approx(right, abs=1e-3)
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])

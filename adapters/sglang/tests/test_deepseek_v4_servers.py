@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from engine_processes import running
-from support.families import FAMILIES
+from support.families import FAMILIES, say_few_words
 from support.models import log_probabilities, prompt_of
 from support.newest import OLDER
 from support.poison import LOST, POISONED
@@ -39,6 +39,10 @@ NO_CARD = dict.fromkeys(
     "0",
 )
 """Variables that choose kernels of a card, where SGLang has plain ones."""
+DRAFT = [
+    *("--speculative-algorithm", "EAGLE", "--speculative-num-steps", "2"),
+    *("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "3"),
+]
 CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 LENGTHS = (1, 3, 4, 7, 40, 122, 127, 128, 129, 250, 255, 256, 257, 381, 515, 700)
 """Around each group, window, page and chunk; some cross the end of one while decode goes on."""
@@ -72,6 +76,11 @@ def _alike(told: tuple[list[int], list[float]], right: tuple[list[int], list[flo
     """
     same = next((n for n, each in enumerate(zip(told[0], right[0], strict=True)) if each[0] != each[1]), COUNT)
     return same > 0 and told[1][: same + 1] == pytest.approx(right[1][: same + 1], abs=0.3)
+
+
+def _drafted(answer: Answer) -> tuple[list[int], dict[str, Any]]:
+    """The tokens, and what the server says of its drafts."""
+    return answer.tokens, {name: value for name, value in answer.body["meta_info"].items() if name.startswith("spec_")}
 
 
 def _near(told: tuple[list[int], list[float]]) -> Any:
@@ -141,3 +150,24 @@ def test_prefill_with_two_ranks(model: Path, tmp_path: Path, right: dict[int, An
     with running(Pair(tmp_path, model, CONFIG, common=COMMON, **options)) as pair:
         for length in CROSSING:
             assert _alike(_ask(pair, length), right[length]), length
+
+
+def test_drafts_are_those_of_one_server(tmp_path: Path, lost: Path) -> None:
+    model = FAMILIES["deepseek-v4"](tmp_path / "model")
+    say_few_words(model)
+    common = [*COMMON, *DRAFT]
+    with Alone(tmp_path, model, common, NO_CARD) as alone:
+        expected = {n: _drafted(alone.generate(_prompt(n), COUNT)) for n in CROSSING}
+    # By the number of accepted drafts, how many steps: without an accepted draft, the test would compare nothing.
+    assert any(sum(drafts["spec_correct_drafts_histogram"][1:]) for _, drafts in expected.values()), expected
+    environment = {**NO_CARD, LOST: str(lost)}
+    with running(Pair(tmp_path, model, CONFIG, common=common, environment=environment)) as pair:
+        assert "moves dsv4, swa, c128_state, draft.swa, aux of this" in pair.decode.logged()
+        assert {n: _drafted(pair.generate(_prompt(n), COUNT)[1]) for n in CROSSING} == expected
+        lost.write_text("draft.swa")
+        try:
+            worse = {n: _drafted(pair.generate(_prompt(n), COUNT)[1]) for n in CROSSING}
+        finally:
+            lost.write_text("")
+    assert {n: tokens for n, (tokens, _) in worse.items()} == {n: tokens for n, (tokens, _) in expected.items()}
+    assert worse != expected

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["FAMILIES", "make_with_draft"]
+__all__ = ["FAMILIES", "make_with_draft", "say_few_words"]
 
 YARN = {
     **{"type": "yarn", "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
@@ -214,11 +214,15 @@ def make_deepseek_v4(folder: Path) -> Path:
     }
     for before, after in ours.items():
         weights = {name.replace(before, after): each for name, each in weights.items()}
+    weights |= _drafting(weights, "layers.1.", "mtp.0.") | {
+        f"mtp.0.{name}": weights[name].clone()
+        for name in ("hc_head_fn", "hc_head_base", "hc_head_scale", "norm.weight")
+    }
     config = json.loads((theirs / "config.json").read_text())
     for name in ("layer_types", "mlp_layer_types", "rope_parameters", "compress_rates", "swiglu_limit"):
         config.pop(name)
     config |= {
-        **{**common, "compress_ratios": [*ratios, 0]},
+        **{**common, "num_nextn_predict_layers": 1, "compress_ratios": [*ratios, 0]},
         **{"qk_rope_head_dim": 64, "window_size": 128, "rope_scaling": yarn},
         **{"n_hash_layers": 1, "num_hash_layers": 1, "n_group": 1, "topk_group": 1, "topk_method": "noaux_tc"},
         **{"first_k_dense_replace": 0, "moe_layer_freq": 1},
@@ -287,6 +291,16 @@ def make_with_draft(folder: Path) -> Path:
     _save(folder, weights)
     _change(folder, {"num_nextn_predict_layers": 1})
     return folder
+
+
+def say_few_words(folder: Path, count: int = 8) -> None:
+    """Let a model say a few tokens alone, so that a draft that knows little is right sometimes."""
+    from safetensors.torch import load_file
+
+    weights: dict[str, torch.Tensor] = load_file(folder / "model.safetensors")
+    (head,) = (name for name in weights if name.endswith("head.weight"))
+    weights[head][4 : 4 + count] *= 8.0
+    _save(folder, weights)
 
 
 def _change(folder: Path, more: dict[str, Any], without: tuple[str, ...] = ()) -> None:

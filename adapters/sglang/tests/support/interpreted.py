@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .kernels.attention import FP8, IndexKeys
-from .kernels.deepseek_v4 import Rows, combine, index_scores, split_sinkhorn
+from .kernels.deepseek_v4 import Rows, clear_unaccepted, combine, index_scores, split_sinkhorn
 from .kernels.recurrent import fused_gdn_gating, fused_sigmoid_gating_delta_rule_update
 from .newest import OLDER
 
@@ -111,6 +111,17 @@ def _keys() -> dict[str, float]:
     return {"keys": _largest(stored.read(slots), theirs[:, 0])}
 
 
+def _rejected() -> dict[str, float]:
+    """Two requests with four drafted tokens each, of which the first ones are accepted, across the end of a ring."""
+    from sglang.kernels.ops.kvcache.dsv4_c128_cleanup import clear_unaccepted_c128_draft_states
+
+    ring, ours = 8, torch.randn(3 * 8, 32)
+    theirs, given = ours.clone(), (torch.tensor([2, 0]), torch.tensor([6, 17]), torch.tensor([1, 3]))
+    for clear, state in ((clear_unaccepted, ours), (clear_unaccepted_c128_draft_states, theirs)):
+        clear(state, *given, ring_size=ring, num_draft_tokens=4)
+    return {"rows": _largest(*(each.nan_to_num(neginf=-100.0) for each in (ours, theirs)))}
+
+
 def main() -> None:
     torch.manual_seed(0)
     cpu: Any = torch.cpu
@@ -118,6 +129,7 @@ def main() -> None:
     found = {"gates": _gates(), "delta net": _step(kda=False), "Kimi's delta attention": _step(kda=True)}
     if not OLDER:
         found |= {"hyper-connections": _hyper_connections(), "index keys": _index_keys(), "keys": _keys()}
+        found["rejected drafts"] = _rejected()
     print(json.dumps(found))
 
 

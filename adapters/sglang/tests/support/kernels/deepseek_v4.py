@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from .attention import FP8, IndexKeys
 
-__all__ = ["Rows", "after_imports", "combine", "index_scores", "split_sinkhorn"]
+__all__ = ["Rows", "after_imports", "clear_unaccepted", "combine", "index_scores", "split_sinkhorn"]
 
 NOPE, ROPE, TILE = 448, 64, 64
 """Elements of a key in FP8, those in bfloat16, which are turned, and those of a scale."""
@@ -28,7 +28,7 @@ def after_imports() -> None:
     import sglang.srt.mem_cache.kv_cache_configurator as pools
     from sglang.kernels.ops.layernorm import mhc
     from sglang.srt.layers.attention import deepseek_v4_trtllm_backend
-    from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool
+    from sglang.srt.mem_cache import deepseek_v4_memory_pool
     from sglang.srt.model_executor import model_runner
     from sglang.srt.models import deepseek_v4
 
@@ -39,12 +39,15 @@ def after_imports() -> None:
     model.DeepseekV4Model.hc_head = head
     layers: Any = mhc
     layers.hc_split_sinkhorn, layers.mhc_combine = split_sinkhorn, combine
-    pool: Any = DeepSeekV4TokenToKVPool
+    whole: Any = deepseek_v4_memory_pool
+    whole.clear_unaccepted_c128_draft_states = clear_unaccepted
+    pool: Any = deepseek_v4_memory_pool.DeepSeekV4TokenToKVPool
     pool.set_swa_key_buffer_radix_fused_norm_rope = store_window
     experts: Any = topk
     experts.biased_topk_jit_kernel_impl = topk.biased_topk_impl  # SGLang's own, in torch
     backends: Any = deepseek_v4_trtllm_backend
     backends.create_deepseek_v4_attn_backend = lambda runner, **more: _backend()(runner)
+    backends.create_deepseek_v4_multistep_backend = Steps
     # SGLang allows keys in FP8 on a CPU with its backend for newer CPUs alone. This model's pool has no others.
     configured: Any = pools
     original, has_amx = pools.attention_backends, pools.cpu_has_amx_support
@@ -171,6 +174,25 @@ def store_window(
     Rows(self.get_swa_raw_buffer(layer_id), self.swa_page_size).write(swa_loc, keys)
 
 
+def clear_unaccepted(
+    state: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    accept_lens: torch.Tensor,
+    *,
+    ring_size: int,
+    num_draft_tokens: int,
+) -> None:
+    """``clear_unaccepted_c128_draft_states``: the raw rows of drafted tokens that the model did not say."""
+    half = state.shape[-1] // 2
+    for row, length, accepted in zip(
+        *(each.tolist() for each in (req_pool_indices, seq_lens, accept_lens)), strict=True
+    ):
+        slots = row * ring_size + torch.arange(length + accepted, length + num_draft_tokens) % ring_size
+        state[slots, :half] = 0.0
+        state[slots, half:] = float("-inf")
+
+
 def index_scores(queries: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """How much each query wants each group: queries are (T, heads, D), weights are (T, heads), keys are (groups, D)."""
     return (torch.relu(torch.einsum("thd,gd->thg", queries.float(), keys)) * weights[..., None]).sum(1)
@@ -194,11 +216,27 @@ def _parts(batch: Any) -> Iterator[Part]:
     if batch.forward_mode.is_idle():
         return
     rows, at = batch.req_pool_indices.tolist(), 0
-    counts = batch.extend_seq_lens.tolist() if batch.forward_mode.is_extend() else [1] * len(rows)
+    if batch.forward_mode.is_target_verify():
+        counts = [batch.spec_info.draft_token_num] * len(rows)
+    elif batch.forward_mode.is_extend(include_draft_extend_v2=True):
+        counts = batch.extend_seq_lens.tolist()
+    else:
+        counts = [1] * len(rows)
     for row, count in zip(rows, counts, strict=False):
         first = int(batch.positions[at])
         yield Part(row, first, first + count, at)
         at += count
+
+
+class Steps:
+    """What drafts one token after another: a backend for each step but the last, whose token needs no more."""
+
+    def __init__(self, runner: Any, topk: int, steps: int) -> None:
+        assert topk == 1, "the tests draft chains"
+        self.attn_backends = [_backend()(runner) for _ in range(steps - 1)]
+
+    def init_forward_metadata(self, batch: Any) -> None:
+        """As the backends'."""
 
 
 def _backend() -> Any:
@@ -217,7 +255,7 @@ def _backend() -> Any:
             self.chosen: dict[int, list[torch.Tensor]] = {}
 
         def init_forward_metadata(self, batch: Any) -> None:
-            """All of it is worked out when a layer asks."""
+            """All of it is worked out when a layer asks: a draft's steps change the batch."""
 
         def init_forward_metadata_out_graph(self, batch: Any, in_capture: bool = False) -> None:
             """The same."""

@@ -1,4 +1,4 @@
-"""Stands in for the kernels that choose pages, in the releases of SGLang that have no plain ones for a CPU (0.5.21).
+"""Stands in for the kernels that choose pages, and for those that SGLang 0.5.21 has no plain ones of for a CPU.
 
 SGLang's allocator counts after the kernel whether there were enough pages, and takes nothing if there were
 not. So these write nothing then.
@@ -37,7 +37,10 @@ def _decode(lengths: Any, last: Any, free: Any, out: Any, _: int, page: int) -> 
 
 def after_imports() -> None:
     """Put them where the allocator looks for its kernels."""
+    from sglang.srt.mem_cache import allocation
     from sglang.srt.mem_cache.allocator import paged
 
+    plain: Any = allocation
+    plain.get_last_loc_triton = allocation.get_last_loc_torch  # SGLang's own, which it takes for some backends
     if not hasattr(paged, "alloc_decode_naive"):
         paged.alloc_extend_kernel, paged.alloc_decode_kernel = _Launched(_extend), _Launched(_decode)

@@ -59,6 +59,8 @@ def after_imports() -> None:
 
     anything: Any = overrides
     anything.get_platform = lambda: WithNewerCpu()
+    cpu: Any = torch.cpu
+    cpu.empty_cache = lambda: None
     card: Any = torch.cuda
     card.synchronize = card.empty_cache = lambda *given, **named: None
     card.get_device_capability = lambda *given, **named: (9, 0)

@@ -12,6 +12,7 @@ from support.simulated_pair import SimulatedPair
 from vllm.triton_utils import HAS_TRITON
 
 from statelink import Status
+from statelink_vllm.connector import Receive, ToWorker
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -226,6 +227,32 @@ def test_a_client_that_leaves_and_a_receiver_that_does_not_come_hold_nothing(con
     assert fleet.end(fleet.one, "lost")[1]["moves"]
     for room in fleet.pair.network.rooms["send"]:
         room.fail("nobody came before its deadline")
+    fleet.pair.settle()
+
+
+@pytest.mark.usefixtures("second_runner")
+@pytest.mark.parametrize("kinds", KINDS, ids="-".join)
+def test_a_receiver_need_not_wait_for_state_that_is_gone(
+    configuration: Path, key: Path, monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, ...]
+) -> None:
+    """The sender has it, or never will: see `Receive.history`."""
+    fleet = Fleet(configuration, key, kinds)
+    side = fleet.other.connector.scheduler_side
+    step, asked = side.step, list[Receive]()
+
+    def watched(output: Any) -> ToWorker:
+        made: ToWorker = step(output)
+        asked.extend(made.receive.values())
+        return made
+
+    monkeypatch.setattr(side, "step", watched)
+    fleet.one.add("r", PROMPT, 20, None)
+    fleet.run(4)
+    fleet.move(fleet.one)
+    tokens, params = fleet.end(fleet.one, "r")
+    fleet.other.add("r", [*PROMPT, *tokens], 20 - len(tokens), params)
+    assert [*tokens, *fleet.end(fleet.other, "r")[0]] == tokens_of(PROMPT, 20)
+    assert [each.history for each in asked] == [True]
     fleet.pair.settle()
 
 

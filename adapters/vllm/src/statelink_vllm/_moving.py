@@ -24,7 +24,7 @@ from ._places import place_of
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-__all__ = ["Asked", "Moving"]
+__all__ = ["Asked", "Moving", "has_moved"]
 
 log = logging.getLogger("vllm.statelink")
 
@@ -106,12 +106,11 @@ class Moving:
 
         They say how many of its last tokens that server has generated. vLLM then takes it for one that it preempted.
         """
-        params = request.kv_transfer_params
-        count = params.get("generated") if isinstance(params, Mapping) else None
+        count = request.kv_transfer_params.get("generated") if has_moved(request) else None
         sampling = request.sampling_params
         if type(count) is not int or request.prompt_token_ids is None or sampling is None:
             return
-        if params.get("moves") is not True or not 0 < count < request.num_prompt_tokens:
+        if not 0 < count < request.num_prompt_tokens:
             return
         if not self._follows:
             if _counts(sampling):
@@ -188,6 +187,12 @@ class Moving:
     def drained(self) -> None:
         """Say that the last state has left."""
         log.info("this server is drained: %d requests go on elsewhere, and their state has left", self._left)
+
+
+def has_moved(request: Any) -> bool:
+    """Whether a request comes from another server on which it ran, if ``kv_transfer_params`` say so."""
+    params = request.kv_transfer_params
+    return isinstance(params, Mapping) and params.get("moves") is True
 
 
 def _is_one_of(name: str, which: Iterable[str] | None) -> bool:

@@ -21,7 +21,7 @@ from ._held import HeldBlocks
 from ._leases import Leases
 from ._messages import Address, FromWorker, Receive, Send, Tables, ToWorker
 from ._misdirected import Misdirected
-from ._moving import Asked, Moving
+from ._moving import Asked, Moving, has_moved
 from ._params import Prefix, Source, Wanted, answer, failure, fresh_room, held, refusal, wanted
 from ._places import place_of
 from ._prefixes import Prefixes, longest_of
@@ -349,7 +349,7 @@ class SchedulerSide:
                 tables,
                 content=content_of_request(request, tokens),
                 answered=self._wanted[name].answered,
-                history=0 < self._wanted[name].tokens < self.tokens(request.num_prompt_tokens),
+                history=has_moved(request) or 0 < self._wanted[name].tokens < self.tokens(request.num_prompt_tokens),
             )
             self._next.receive[name] = received
             self._loading[name] = _Loading(request, tables)

@@ -272,3 +272,17 @@ def test_a_server_that_ends_hands_all_over_and_holds_no_turn(
         assert fleet.end(fleet.other, "runs")[0] == tokens_of(history, 2)
         fleet.pair.settle()
     assert "is drained: 1 requests" in caplog.text
+    fleet.one.connector.shutdown()
+    assert caplog.text.count("is drained") == 1
+
+
+def test_a_server_that_ends_while_nothing_runs_says_that_it_is_drained(
+    configuration: Path, key: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = Fleet(configuration, key)
+    with caplog.at_level("INFO", "vllm.statelink"):
+        fleet.other.connector.shutdown()
+        assert "is drained" not in caplog.text
+        fleet.one.connector.scheduler_side.moving.draining = True
+        fleet.one.connector.shutdown()
+    assert "is drained: 0 requests" in caplog.text

@@ -317,7 +317,9 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
         return None if self._worker is None else self._worker.stats()
 
     def shutdown(self) -> None:
-        """Close the link."""
+        """Close the link. The scheduler has none: see `SchedulerSide.shutdown`."""
+        if self._scheduler is not None:
+            self._scheduler.shutdown()
         if self._worker is not None:
             self._worker.close()
 

@@ -80,6 +80,7 @@ class Moving:
         self._leaving: set[str] = set()
         self._left = 0
         self._watches = not (key and drains)
+        self._drained = False
         self.draining = False
 
     def arrived(self, request: Any) -> None:
@@ -185,7 +186,10 @@ class Moving:
         return bool(self._requests)
 
     def drained(self) -> None:
-        """Say that the last state has left."""
+        """Say that the last state has left, once."""
+        if self._drained:
+            return
+        self._drained = True
         log.info("this server is drained: %d requests go on elsewhere, and their state has left", self._left)
 
 

@@ -530,8 +530,8 @@ class SchedulerSide:
             self._repeats.ended(name)
             self._unclaimed.ended(name)
             self._turns = {room: turn for room, turn in self._turns.items() if turn != name}
-        if self.moving.draining and output.finished_sending and not self.moving and not self._unclaimed:
-            self.moving.drained()
+        if output.finished_sending:
+            self._say_drained()
         received = set(output.finished_recving or ())
         for name in sorted(received & self._loading.keys()):
             if self._received(name, failed=name in output.failed_recving):
@@ -553,6 +553,14 @@ class SchedulerSide:
             self._manager.cache_blocks(request, request.num_computed_tokens)
             self._manager.evict_blocks(lacking)
         return failed
+
+    def _say_drained(self) -> None:
+        if self.moving.draining and not self.moving and not self._unclaimed:
+            self.moving.drained()
+
+    def shutdown(self) -> None:
+        """The engine ends. If nothing ran when it was told so, this is when it is drained."""
+        self._say_drained()
 
     @property
     def settled(self) -> bool:

@@ -16,7 +16,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ class Router:
                 raise Refused(answer.status, said)
             return said
 
-    async def _parts(self, server: str, body: Json) -> AsyncIterator[Json]:
+    async def _parts(self, server: str, body: Json) -> AsyncGenerator[Json, None]:
         """The parts of a stream."""
         async with self._client.post(f"{server}/v1/completions", json=body) as answer:
             if answer.status != 200:
@@ -96,29 +97,35 @@ class Router:
             if made:
                 rest = {key: value for key, value in rest.items() if key not in ONCE}
             moved = None
-            async for part in self._somewhere(rest):
-                said = part.get("kv_transfer_params") or {}
-                choice = part["choices"][0] if part["choices"] else {}
-                new = choice.get("token_ids") or []
-                prompt, made = [*prompt, *new], made + len(new)
-                if said.get("moves"):
-                    moved = said
-                    choice["finish_reason"] = None
-                yield {key: value for key, value in part.items() if key != "kv_transfer_params"}
+            async with aclosing(self._somewhere(rest)) as parts:
+                async for part in parts:
+                    said = part.get("kv_transfer_params") or {}
+                    choice = part["choices"][0] if part["choices"] else {}
+                    new = choice.get("token_ids") or []
+                    if made:  # another server's prompt is this one's, and what was generated
+                        choice.pop("prompt_token_ids", None)
+                    prompt, made = [*prompt, *new], made + len(new)
+                    if said.get("moves"):
+                        moved = said
+                        choice["finish_reason"] = None
+                    yield {key: value for key, value in part.items() if key != "kv_transfer_params"}
+                    if moved is not None:  # what is left of this stream is not the client's
+                        break
             if moved is None:
                 return
             params = moved
 
-    async def _somewhere(self, body: Json) -> AsyncIterator[Json]:
+    async def _somewhere(self, body: Json) -> AsyncGenerator[Json, None]:
         """The parts of an answer of the first server that takes the request."""
         for server in self._next():
             begun = False
             try:
-                async for part in self._parts(server, body):
-                    begun = True
-                    if (part.get("kv_transfer_params") or {}).get("moves"):
-                        self._away.add(server)
-                    yield part
+                async with aclosing(self._parts(server, body)) as parts:
+                    async for part in parts:
+                        begun = True
+                        if (part.get("kv_transfer_params") or {}).get("moves"):
+                            self._away.add(server)
+                        yield part
             except ClientConnectionError:
                 self._away.add(server)
                 if begun:

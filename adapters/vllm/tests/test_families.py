@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from engine_processes import running
-from support.engines import PREFILL, Engine, Pair, engine_options, prompt_of, transfer
+from support.engines import PREFILL, Engine, Pair, engine_options, prompt_of, transfer, travel
 from support.families import FAMILIES
 from support.models import regret
 
@@ -95,6 +95,28 @@ def test_another_width_of_a_hybrid_model(prefill: int, decode: int, hybrid: Path
     own = {"tensor_parallel_size": prefill}, {"tensor_parallel_size": decode}
     with running(Pair(tmp_path, hybrid, CONFIG, own=own, policy="fail")) as pair:
         some(pair, (7, 100, 333))
+
+
+@pytest.mark.parametrize("family", ["llama", "hybrid", "DeepSeek V3", "gpt-oss"])
+@pytest.mark.shows("moves a running request, TP 2 to TP 1 and TP 1 to TP 2: {family}")
+@pytest.mark.shows("no block of vLLM's pool is lost")
+def test_a_request_moves_to_another_width_and_back(
+    family: str, request: pytest.FixtureRequest, families: Any, tmp_path: Path
+) -> None:
+    model = request.getfixturevalue(family) if family in ("llama", "hybrid") else families(family)
+    key = tmp_path / "key"
+    key.write_text("open sesame, open")
+    moves = {"move_key_file": str(key)}
+    config = HALVES if family == "gpt-oss" else CONFIG
+    both = {"kv_role": "kv_both", "more": {"vllm": {**config.get("vllm", {}), **moves}}}
+    own = {"tensor_parallel_size": 2}, {"tensor_parallel_size": 1}
+    with running(Pair(tmp_path, model, config, own=own, policy="fail", prefill=both, decode=both)) as pair:
+        for length in (7, 100, 333):
+            prompt = prompt_of(length, length)
+            stops = travel(key.read_text(), [pair.prefill, pair.decode, pair.prefill], prompt, 24)
+            assert [token for each in stops for token in each.tokens] == pair.alone(prompt, 24), length
+            assert all(each.loaded is not None for each in stops[1:]), length
+        pair.settled()
 
 
 ONE: dict[str, int] = {}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,17 @@ from typing import Any
 import pytest
 from engine_processes import HttpServer
 from support.engines import prompt_of, transfer
+from support.families import FAMILIES, add_mtp
 from support.servers import Answer, Server
 
 pytestmark = pytest.mark.servers
 
 ROUTER = Path(__file__).parents[3] / "examples" / "moving_router.py"
 KEY = "open sesame, open"
-LONG = 40
+LONG = 64
 """Tokens of an answer."""
+DRAFTING = ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}', "--no-async-scheduling")
+"""See `test_speculation`."""
 
 
 class Router(HttpServer[Answer]):
@@ -42,8 +46,9 @@ class Router(HttpServer[Answer]):
 class Fleet:
     """A prefill server, two decode servers, and the router."""
 
-    def __init__(self, folder: Path, model: Path) -> None:
+    def __init__(self, folder: Path, model: Path, common: Sequence[str], own: Mapping[str, Sequence[str]]) -> None:
         self.folder, self.model, self.key = folder, model, folder / "key"
+        self._common, self._own = common, own
         self.key.write_text(KEY)
         self.prefill = self.server("prefill-0")
         self.decode = {name: self.server(name) for name in ("decode-0", "decode-1")}
@@ -53,12 +58,14 @@ class Fleet:
 
     def server(self, name: str, port: int = 0) -> Server:
         config = transfer(
-            {"backend": "tcp", "verify": "digest", "vllm": {"move_key_file": str(self.key)}},
+            {"backend": "tcp", "verify": "digest", "liveness": 30.0, "vllm": {"move_key_file": str(self.key)}},
             kv_role="kv_both",
             engine_id=name,
         )
         options = ("--shutdown-timeout", "60", "--kv-cache-memory-bytes", str(24 << 20), "--no-enable-prefix-caching")
-        return Server(name, self.folder, self.model, config, *options, port=port)
+        return Server(
+            name, self.folder, self.model, config, *options, *self._common, *self._own.get(name, ()), port=port
+        )
 
     def kill(self) -> None:
         for each in (self.router, self.prefill, *self.decode.values()):
@@ -69,9 +76,12 @@ class Fleet:
         old = self.decode[name]
         old.terminate()
         assert old.wait_end(90) == 0
-        assert "is drained" in old.logged()
+        assert re.search(r"is drained: [1-9]", old.logged())
         self.decode[name] = self.server(name, old.port)
         self.decode[name].wait_ready()
+        self.decode[name].complete(
+            [5, 6, 7], 4
+        )  # the first steps of a server are slow, and streams would end elsewhere
         assert self.router.ask("/use", {"server": self.router.decode[name]}).status == 200
 
 
@@ -80,6 +90,7 @@ class Stream:
 
     def __init__(self, port: int, body: dict[str, Any]) -> None:
         self._port, self._body = port, body
+        self.prompts: list[list[int]] = []
         self.tokens: list[int] = []
         self.why: str | None = None
 
@@ -92,12 +103,21 @@ class Stream:
                 if line.startswith(b"data: {"):
                     (choice,) = json.loads(line[6:])["choices"]
                     self.tokens += choice["token_ids"] or []
+                    self.prompts += [choice["prompt_token_ids"]] if choice.get("prompt_token_ids") else []
                     self.why = choice["finish_reason"] or self.why
 
 
-@pytest.fixture(scope="module", params=["llama", "windowed", "hybrid"])
-def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    made = Fleet(tmp_path_factory.mktemp(request.param), request.getfixturevalue(request.param))
+@pytest.fixture(scope="module", params=["llama", "windowed", "hybrid", "latents, MTP", "TP 2 and TP 1"])
+def fleet(request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    common, own = tuple[str, ...](), dict[str, Sequence[str]]()
+    if request.param == "latents, MTP":
+        model = add_mtp(FAMILIES["DeepSeek V3"](models / "without-mtp"), models / "mtp")
+        common = (*DRAFTING, "--max-num-batched-tokens", "1024")
+    elif request.param == "TP 2 and TP 1":
+        model, own = request.getfixturevalue("llama"), {"decode-0": ("--tensor-parallel-size", "2")}
+    else:
+        model = request.getfixturevalue(request.param)
+    made = Fleet(tmp_path_factory.mktemp("fleet"), model, common, own)
     try:
         yield made
     finally:
@@ -129,6 +149,7 @@ def test_a_rolling_restart_loses_and_changes_no_token(fleet: Fleet) -> None:
             for each in running:
                 each.result(timeout=300)
             assert [each.tokens for each in streams] == wanted
+            assert [each.prompts for each in streams] == [[body["prompt"]] for body in bodies]
             assert {each.why for each in streams} == {"length"}
     for server in (fleet.prefill, *fleet.decode.values()):
         server.wait_usage(False)

@@ -5,12 +5,13 @@ The drafts of each step are those of one engine. With random weights, hardly any
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from engine_processes import running
 from support.deployed import DEPLOYED, DRAFTS
-from support.engines import PREFILL, Engine, Pair, engine_options, prompt_of
+from support.engines import PREFILL, Engine, Pair, engine_options, prompt_of, travel
 from support.families import FAMILIES, add_mtp, make_eagle
 from support.models import make_llama
 
@@ -132,6 +133,45 @@ def test_prefill_may_draft_fewer_tokens(models: Path, llama: Path, tmp_path: Pat
             assert {len(each) for each in there} == {3}
             assert [each[:1] for each in there] == drafts[len(drafts) - len(there) :], length
         assert pair.moved()[0] == 2
+        pair.settled()
+
+
+WITHOUT_STATE = {
+    "n-grams, recurrent layers": "may be behind tokens that were not taken",
+    "EAGLE3 with MiniMax-M3": "looks several tokens ahead",
+}
+"""Drafts with which requests move without their state, and a part of why."""
+
+
+@pytest.mark.parametrize("kind", ["ngram", "EAGLE", "MTP", "draft model", *WITHOUT_STATE])
+@pytest.mark.shows("moves a running request to another engine, which drafts as it did: {kind}")
+@pytest.mark.shows("no block of vLLM's pool is lost")
+def test_a_request_that_moves_has_the_tokens_of_one_that_stayed(
+    kind: str, models: Path, llama: Path, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    model, options = drafting("ngram" if kind.startswith("n-grams") else kind, models, llama)
+    if kind == "n-grams, recurrent layers":
+        model = request.getfixturevalue("hybrid")
+    key = tmp_path / "key"
+    key.write_text("open sesame, open")
+    both = {"kv_role": "kv_both", "more": {"vllm": {"move_key_file": str(key)}}}
+    with running(Pair(tmp_path, model, CONFIG, prefill=both, decode=both, policy="fail", **options)) as pair:
+        for length in LENGTHS:
+            prompt = repeating(length, length)
+            alone = pair.alone(prompt, 2 * COUNT)
+            stops = travel(key.read_text(), [pair.prefill, pair.decode, pair.prefill], prompt, 2 * COUNT, 5)
+            assert [token for each in stops for token in each.tokens] == alone, length
+            here = len(prompt)
+            for before, after in itertools.pairwise(stops):
+                here += len(before.tokens)
+                why = WITHOUT_STATE.get(kind)
+                assert before.params is not None
+                if why is None:
+                    # One token more, if drafts behind it were taken when it moved.
+                    assert before.params["tokens"] in (here - 1, here), length
+                    assert after.loaded is not None, length
+                else:
+                    assert (after.loaded, why in before.params["refused"]) == (None, True), length
         pair.settled()
 
 

@@ -159,6 +159,7 @@ def main() -> None:
                 free=pool.get_num_free_blocks(),
                 preempted=len(preempted),
                 drafts=drafts,
+                lengths={each.request_id.rsplit("-", 1)[0]: each.num_tokens for each in core.scheduler.running},
                 waiting=seen["rooms"].get("waiting", 0),
                 rooms=seen["totals"]["rooms"],
                 bytes=seen["totals"]["bytes"],

@@ -28,6 +28,7 @@ __all__ = [
     "engine_options",
     "prompt_of",
     "transfer",
+    "travel",
 ]
 
 ANSWER_SECONDS = 180.0
@@ -136,7 +137,7 @@ class Engine(OwnProcess):
         self._ready: dict[str, Any] = {}
         self._ended: dict[str, Ended] = {}
         self._answers: dict[int, dict[str, Any]] = {}
-        self._asked = 0
+        self._asked = self._moves = 0
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _start(self, command: Sequence[str], environment: dict[str, str], pipes: dict[str, Any]) -> Any:
@@ -248,8 +249,9 @@ class Engine(OwnProcess):
     def ask(self) -> dict[str, Any]:
         """Whether it is busy, how many blocks are free, and what its link counts.
 
-        ``preempted`` is how often vLLM took the blocks of a running request away, and ``waiting`` how many rooms the
-        other side knows of while nothing of them has moved. ``chunks`` has for each room that has ended in how many
+        ``preempted`` is how often vLLM took the blocks of a running request away, ``lengths`` how many tokens each
+        running request has, with its prompt's, and ``waiting`` how many rooms the other side knows of while nothing of
+        them has moved. ``chunks`` has for each room that has ended in how many
         parts it moved. ``forwards`` has when each of the last forward passes of a model began and ended, with the first
         model runner. ``drafted`` has what was drafted in each step since it was asked before, for one of the requests,
         with the second.
@@ -260,6 +262,18 @@ class Engine(OwnProcess):
         answer: dict[str, Any] = self._wait(lambda: self._answers.get(number), ANSWER_SECONDS, "answer")
         return answer
 
+    def wait_length(self, name: str, count: int) -> None:
+        """Wait until a request has so many tokens, with its prompt's, or has ended."""
+        until = time.monotonic() + ANSWER_SECONDS
+        while name not in self._ended and self.ask()["lengths"].get(name, 0) < count:
+            assert time.monotonic() < until, f"{self.name}: {name} is not so long:\n{self.logged()[-6000:]}"
+
+    def move(self, key: str, *names: str) -> dict[str, Any]:
+        """Ask for a move of these requests, or of all. Returns what it says: which move, and why others stay."""
+        self._moves += 1
+        asked = {"move": list(names) or True, "key": key}
+        return self.run(f"move{self._moves}", [1], 1, asked).params or {}
+
     def settle(self, seconds: float = 60.0) -> int:
         """Wait until it has nothing to do, and return the number of free blocks."""
         until = time.monotonic() + seconds
@@ -267,6 +281,30 @@ class Engine(OwnProcess):
             assert time.monotonic() < until, f"{self.name} is still busy: {answer}\n{self.logged()[-6000:]}"
             time.sleep(0.02)
         return int(answer["free"])
+
+
+def travel(key: str, engines: Sequence[Engine], prompt: Sequence[int], count: int, stay: int = 3) -> list[Ended]:
+    """A request that begins on the first engine, and moves to the next one after some tokens.
+
+    Args:
+        key: What engines want to be told.
+        engines: All of them, in turn.
+        prompt: Its prompt.
+        count: How many tokens are wanted.
+        stay: Tokens after which it moves; a few more come until it does.
+    """
+    tokens, answers = list(prompt), list[Ended]()
+    for place, engine in enumerate(engines):
+        name = f"travels{len(prompt)}.{place}"
+        left = count + len(prompt) - len(tokens)
+        engine.add(name, tokens, left, answers[-1].params if answers else None)
+        if place < len(engines) - 1:
+            engine.wait_length(name, len(tokens) + stay)
+            said = engine.move(key, name)
+            assert [each.rsplit("-", 1)[0] for each in said["moved"]] == [name], said
+        answers.append(engine.result(name))
+        tokens += answers[-1].tokens
+    return answers
 
 
 class Pair:

@@ -1,0 +1,208 @@
+"""Many requests that move between two real engines with few blocks, while clients leave and engines die.
+
+Every answer is that of an engine which does nothing else.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+from engine_processes import running
+from support.engines import PREFILL, Engine, Pair, engine_options, prompt_of
+from support.families import FAMILIES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+pytestmark = pytest.mark.servers
+
+CONFIG = {"backend": "tcp", "verify": "digest", "heartbeat": 0.5, "liveness": 4.0, "deadline": 20.0}
+KEY = "open sesame, open"
+
+
+class Engines(NamedTuple):
+    """What the engines of a model have: blocks for most of what runs, and a version of vLLM's model runner."""
+
+    blocks: int
+    runner: int
+
+
+MODELS = {
+    "llama": Engines(24, 2),
+    "windowed": Engines(72, 1),
+    "hybrid": Engines(30, 1),
+    "DeepSeek V3": Engines(24, 1),
+}
+MOVES = 60
+"""Moves of each model that an engine has gone on from."""
+AT_ONCE = 6
+SIDES = "prefill", "decode"
+DEATHS = ("sender, answered", "sender, asked", "receiver, asked", "sender, runs")
+"""Which engine dies: the one that hands over, before another one has asked or right after it, or while all runs there;
+or the one that has just got the requests."""
+
+
+class Stream:
+    """A request on its way.
+
+    Attributes:
+        name: It has another one on each engine.
+        prompt: Its prompt.
+        count: How many tokens are wanted.
+        tokens: Its prompt, and the tokens that its client has got.
+        params: What the last engine said.
+    """
+
+    def __init__(self, number: int, chance: random.Random) -> None:
+        self._number, self._engines = number, 0
+        self.prompt = prompt_of(number, chance.randrange(20, 220))
+        self.count = chance.randrange(30, 90)
+        self.tokens = list(self.prompt)
+        self.params: Any = None
+        self.next()
+
+    def next(self) -> None:
+        """It begins on an engine."""
+        self._engines += 1
+        self.name = f"stream{self._number}.{self._engines}"
+
+    @property
+    def request(self) -> tuple[str, Sequence[int], int, Any]:
+        return self.name, self.tokens, self.count + len(self.prompt) - len(self.tokens), self.params
+
+
+class Crowd:
+    """Streams behind a router, and what has happened to them.
+
+    Args:
+        pair: The engines.
+        alone: An engine that does nothing else.
+        seed: Of everything that is left to chance.
+    """
+
+    def __init__(self, pair: Pair, alone: Engine, seed: int) -> None:
+        self._pair, self._alone = pair, alone
+        self._chance = random.Random(seed)
+        self._numbers = itertools.count()
+        self.seen: Counter[str] = Counter()
+
+    def run(self) -> None:
+        """Let streams run on one engine, then move, and so on."""
+        deaths = iter(DEATHS)
+        streams: list[Stream] = []
+        for number in itertools.count():
+            if self.seen["moves"] >= MOVES:
+                break
+            here, there = (SIDES[(number + place) % 2] for place in range(2))
+            death = next(deaths, "") if number % 2 else ""
+            streams = self._round(here, there, streams, death)
+            streams += [self._new(there) for _ in range(AT_ONCE - len(streams))]
+        for name in SIDES:
+            self.count(name)
+
+    def _new(self, where: str) -> Stream:
+        """A stream that begins. The other engine has computed the prompts of some."""
+        made = Stream(next(self._numbers), self._chance)
+        self._alone.add(made.name, made.prompt, made.count)
+        if self._chance.random() < 0.5:
+            other = SIDES[where == SIDES[0]]
+            made.params = getattr(self._pair, other).run(f"{made.name}p", made.prompt, 1, dict(PREFILL)).params
+        return made
+
+    def _round(self, here: str, there: str, streams: list[Stream], death: str) -> list[Stream]:
+        """Streams run on an engine, until they move. Returns those that did."""
+        engine: Engine = getattr(self._pair, here)
+        begun = [each for each in streams if each.params and each.params.get("moves")]
+        engine.add_all([each.request for each in streams])
+        if death == "receiver, asked":
+            engine = self._dies(here, death, streams)
+        elif death == "sender, asked":
+            self._dies(there, death, [])
+        streams = self._stay(engine, streams)
+        if streams:
+            first = self._chance.choice(streams)
+            engine.wait_length(first.name, len(first.tokens) + self._chance.randrange(1, 9))
+        if death == "sender, runs":
+            engine = self._dies(here, death, streams)
+        which = [each.name for each in streams if self._chance.random() < 0.8]
+        if which:
+            engine.move(KEY, *which)
+        moved = []
+        for each in streams:
+            ended = engine.result(each.name)
+            assert ended.why == "length"
+            self.seen["moves"] += each in begun
+            self.seen["received"] += ended.loaded is not None
+            each.tokens += ended.tokens
+            each.params = ended.params
+            alone = self._alone.result(f"{each.name.partition('.')[0]}.1").tokens
+            assert each.tokens[len(each.prompt) :] == alone[: len(each.tokens) - len(each.prompt)], each.name
+            if each.params and each.params.get("moves"):
+                moved.append(each)
+            else:
+                assert len(each.tokens) == len(each.prompt) + each.count
+                self.seen["ended"] += 1
+        if death == "sender, answered":
+            self._dies(here, death, [])
+        left = [each for each in moved if self._chance.random() < 0.06]
+        self.seen["nobody comes"] += len(left)
+        for each in moved:
+            each.next()
+        return [each for each in moved if each not in left]
+
+    def _stay(self, engine: Engine, streams: Sequence[Stream]) -> list[Stream]:
+        """Some clients leave while an engine has their streams. Returns the others."""
+        gone = [each for each in streams if self._chance.random() < 0.06]
+        for each in gone:
+            engine.abort(each.name)
+        self.seen["left"] += len(gone)
+        return [each for each in streams if each not in gone]
+
+    def _dies(self, side: str, death: str, streams: Sequence[Stream]) -> Engine:
+        """An engine dies, and another one is in its place. The router gives that one the streams that it had."""
+        self.count(side)
+        getattr(self._pair, side).kill()
+        made = self._pair.start(side).wait_ready()
+        setattr(self._pair, side, made)
+        self.seen[death] += 1
+        for each in streams:
+            each.next()
+        made.add_all([each.request for each in streams])
+        return made
+
+    def count(self, side: str) -> None:
+        """Count how many running requests an engine has preempted."""
+        self.seen["preempted"] += getattr(self._pair, side).ask()["preempted"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.shows("moves many running requests with few blocks, while clients leave and engines die: {name}")
+@pytest.mark.shows("no block of vLLM's pool is lost")
+def test_every_answer_is_that_of_one_engine(
+    name: str, request: pytest.FixtureRequest, models: Path, tmp_path: Path
+) -> None:
+    model = FAMILIES[name](models / "moving-latents") if name in FAMILIES else request.getfixturevalue(name)
+    key = tmp_path / "key"
+    key.write_text(KEY)
+    both: Any = {"kv_role": "kv_both", "more": {"vllm": {"move_key_file": str(key)}}}
+    blocks, runner = MODELS[name]
+    common: Any = {"max_model_len": 512, "enable_prefix_caching": False}
+    few = {**common, "num_gpu_blocks_override": blocks}
+    alone = Engine("alone", tmp_path, engine_options(model, **common), runner=runner)
+    try:
+        with running(Pair(tmp_path, model, CONFIG, prefill=both, decode=both, runner=runner, **few)) as pair:
+            alone.wait_ready()
+            many = Crowd(pair, alone, len(name))
+            many.run()
+            print(dict(many.seen))
+            pair.settled()
+    finally:
+        alone.kill()
+    assert set(DEATHS) <= set(many.seen)
+    assert many.seen["received"] > MOVES // 2
+    assert many.seen["preempted"]

@@ -32,6 +32,7 @@ FILES = {
     "vllm": "vllm.json",
     "sglang-after-forward": "sglang-after-forward.json",
     "vllm-after-forward": "vllm-after-forward.json",
+    "vllm-moves": "vllm-moves.json",
 }
 """What each benchmark leaves in its folder."""
 NAMES = {"tcp": "`tcp`", "nixl": "NIXL", "mooncake": "Mooncake"}
@@ -198,6 +199,18 @@ def vllm_after_forward(found: Found) -> str:
     return after_forward.table(found["vllm-after-forward"]["rows"])
 
 
+def vllm_moves(found: Found) -> str:
+    """The pause of a stream that moves between servers of vLLM."""
+    head = ["", "pause", "transfer", "a step", "the rest", "pause, over the transfer and two steps", "computed anew"]
+    body = []
+    for row in found["vllm-moves"]["rows"]:
+        own = f"{row['model']}, {row['tokens']:,} tokens, {NAMES[row['statelink']]}"
+        pause, *known = (row[f"{each}_ms"] for each in ("pause", "transfer", "step"))
+        times = (f"{each:.1f} ms" for each in (pause, *known, pause - sum(known)))
+        body.append([own, *times, bounds(row["over"]), f"{row['computed_ms']:,.0f} ms"])
+    return drawn(head, body)
+
+
 def large(found: Found) -> str:
     """Large requests, over the library alone and over a plain copy."""
     rows = _core(found, "handoff")
@@ -307,6 +320,7 @@ TABLES: dict[str, Callable[[Found], str]] = {
     "sglang-after-forward": sglang_after_forward,
     "vllm": vllm,
     "vllm-after-forward": vllm_after_forward,
+    "vllm-moves": vllm_moves,
     "large": large,
     "busy": busy,
     "small": small,

@@ -3,6 +3,7 @@
     python -m benchmarks.vllm [--backend nixl tcp] [--against NixlConnector NixlPushConnector]
                               [--length 100 1000 4000] [--rounds 15] [--switch-interval 0.001] [--out build/bench]
     python -m benchmarks.vllm --after-forward [--prompts 1x1000 1x3000 64x48] [--mbit 400 1000 0] ...
+    python -m benchmarks.vllm --moves [--backend nixl tcp] [--length 1000 4000] [--rounds 10]
 
 What is timed is decode's part of a request, as vLLM's scheduler sees it: from the moment when decode gets the request
 with prefill's answer until vLLM knows that the state is here. Prefill computes each prompt once, and keeps it. Decode
@@ -20,6 +21,8 @@ answer through the router is in neither time.
 
 With ``--after-forward``, see `benchmarks.after_forward`: over Statelink, a router asks both at once.
 
+With ``--moves``, see `benchmarks.vllm.moves`: the pause of a stream that moves to another server.
+
 A ratio is Statelink's time over that of vLLM's connector: the median of pairs that were taken in turn, with the bounds
 of 95 of 100 resamples. ``noise`` is the ratio of Statelink to itself. The tokens of both are compared with those of one
 engine. Nothing is asserted on time.
@@ -35,7 +38,7 @@ import json
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +51,8 @@ from benchmarks.after_forward import Prompts, Turn, most_tokens
 from benchmarks.namespaces import SPACES, namespaces
 from benchmarks.pairs import in_turn, ratio
 from benchmarks.rows import table
+
+from . import moves
 
 Row = dict[str, Any]
 WARM = 2
@@ -264,33 +269,43 @@ def report_after_forward(arguments: argparse.Namespace, model: Path) -> None:
         after_forward.report("vllm", arguments, found, TOKEN, VOCABULARY)
 
 
+def write(arguments: argparse.Namespace, name: str, rows: Iterable[Row]) -> None:
+    """Print rows, and write them into ``NAME.json`` and ``NAME.md``."""
+    found: list[Row] = []
+    for row in rows:
+        print(json.dumps(row), flush=True)
+        found.append(row)
+        # After each row, so that an interrupted run leaves what it has.
+        said = {"rounds": arguments.rounds, "rows": found}
+        (arguments.out / f"{name}.json").write_text(json.dumps(said, indent=1) + "\n")
+    (arguments.out / f"{name}.md").write_text(table(found))
+    print(f"\n{table(found)}")
+
+
 def main() -> None:
     """Parse arguments, measure, print, write."""
     os.environ["STATELINK_UNPOISONED"] = "1"  # the tests fill each block, which takes time; see support/poison.py there
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", nargs="+", default=["nixl"], help="Statelink's backends")
     parser.add_argument("--against", nargs="+", default=OWN_CONNECTORS, help="vLLM's connectors")
-    parser.add_argument("--length", nargs="+", type=int, default=[100, 1000, 4000], help="tokens of a prompt")
+    parser.add_argument("--length", nargs="+", type=int, help="tokens of a prompt: 100 1000 4000, or 1000 4000")
     parser.add_argument("--switch-interval", type=float, help="Statelink's option, in seconds")
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
+    parser.add_argument("--moves", action="store_true", help="the pause of a stream that moves to another server")
     after_forward.add_arguments(parser)
     arguments = parser.parse_args()
     arguments.rounds = arguments.rounds or (5 if arguments.after_forward else 15)
+    arguments.length = arguments.length or ([1000, 4000] if arguments.moves else [100, 1000, 4000])
     arguments.out.mkdir(parents=True, exist_ok=True)
-    found: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
+        if arguments.moves:
+            write(arguments, "vllm-moves", moves.report(arguments, Path(folder)))
+            return
         model = make_wide(Path(folder) / "wide")
         if arguments.after_forward:
             report_after_forward(arguments, model)
-            return
-        for row in measured(arguments, model):
-            print(json.dumps(row), flush=True)
-            found.append(row)
-            # After each row, so that an interrupted run leaves what it has.
-            said = {"rounds": arguments.rounds, "rows": found}
-            (arguments.out / "vllm.json").write_text(json.dumps(said, indent=1) + "\n")
-    (arguments.out / "vllm.md").write_text(table(found))
-    print(f"\n{table(found)}")
+        else:
+            write(arguments, "vllm", measured(arguments, model))
 
 
 if __name__ == "__main__":

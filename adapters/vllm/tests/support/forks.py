@@ -106,8 +106,10 @@ def _fork_workers() -> None:
     settled = CpuPlatform.check_and_update_config.__func__
 
     def check(cls: Any, config: Any) -> None:
-        ahead = config.scheduler_config.async_scheduling
+        ahead, executor = config.scheduler_config.async_scheduling, config.parallel_config.distributed_executor_backend
         settled(cls, config)
+        if executor == "uni":  # vLLM's rule for a CPU is about OpenMP's threads, and each process here has one
+            config.parallel_config.distributed_executor_backend = executor
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
         # vLLM turns this off on a CPU, which has no streams. Here are stand-ins for them.
         config.scheduler_config.async_scheduling = bool(ahead)

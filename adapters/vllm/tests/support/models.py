@@ -57,12 +57,15 @@ def make_windowed(folder: Path, window: int = 64) -> Path:
     return save(folder, Cohere2ForCausalLM(config))
 
 
-def make_hybrid(folder: Path, groups: int = 2) -> Path:
-    """Three Mamba2 layers and one of full attention. The Mamba2 layers have this many groups of heads."""
+def make_hybrid(folder: Path, groups: int = 2, **more: Any) -> Path:
+    """Three Mamba2 layers and one of full attention. The Mamba2 layers have this many groups of heads.
+
+    ``more`` has what is otherwise in the model's configuration.
+    """
     from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
 
     config = GraniteMoeHybridConfig(
-        **COMMON,
+        **{**COMMON, **more},
         num_hidden_layers=4,
         layer_types=["mamba", "attention", "mamba", "mamba"],
         shared_intermediate_size=256,

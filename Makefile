@@ -154,6 +154,7 @@ bench: setup ## Measure, and write build/bench: make bench ROUNDS=3, make bench 
 ifeq ($(ARGS),)
 	@$(MAKE) --no-print-directory engine-sglang-bench engine-vllm-bench ARGS="$(BENCH_ROUNDS)"
 	@$(MAKE) --no-print-directory engine-vllm-bench ARGS="--moves $(BENCH_ROUNDS)"
+	@$(MAKE) --no-print-directory engine-vllm-bench ARGS="--conversations $(BENCH_ROUNDS)"
 	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python -m benchmarks.overlap $(BENCH_ROUNDS); \
 	  $(MAKE) --no-print-directory engine-sglang-bench engine-vllm-bench ARGS="--after-forward $(BENCH_ROUNDS)"; \
 	  else echo "skipped: the overlap and --after-forward need root, for their network namespaces"; fi

@@ -54,7 +54,7 @@ Way = Callable[[Prompts], Turn]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this measurement, and the number of rounds of any."""
     parser.add_argument("--after-forward", action="store_true", help="what is left after a forward pass; needs root")
-    parser.add_argument("--rounds", type=int, help="pairs of each ratio: 15, or 5 with --after-forward")
+    parser.add_argument("--rounds", type=int, help="pairs of each ratio: 15, or 5 of what takes long")
     parser.add_argument("--mbit", nargs="+", type=int, default=[400, 1000, 0], help="lines of --after-forward")
     parser.add_argument(
         "--prompts",

@@ -33,6 +33,7 @@ FILES = {
     "sglang-after-forward": "sglang-after-forward.json",
     "vllm-after-forward": "vllm-after-forward.json",
     "vllm-moves": "vllm-moves.json",
+    "vllm-conversations": "vllm-conversations.json",
 }
 """What each benchmark leaves in its folder."""
 NAMES = {"tcp": "`tcp`", "nixl": "NIXL", "mooncake": "Mooncake"}
@@ -211,6 +212,25 @@ def vllm_moves(found: Found) -> str:
     return drawn(head, body)
 
 
+def vllm_conversations(found: Found) -> str:
+    """The time to the first token of a turn of a conversation, and how many tokens prefill computed of it."""
+    ways = ["held", "asked", "NixlConnector"]
+    layers = {"attention": "full attention", "hybrid": "Mamba 2 and full attention"}
+    body = []
+    for row in found["vllm-conversations"]["rows"]:
+        caches = "" if row["caches"] == "yes" else ", no prefix caches"
+        of = f"{layers[row['model']]}, answers of {row['turns'][1]} tokens{caches}"
+        for place, without in enumerate(row["ways"]["without"]):
+            cells = [_first_token(row["ways"][way][place]) if way in row["ways"] else "–" for way in ways]
+            took = f"{without['ms']:,} ms; {without['computed']:,}"
+            body.append([of, f"{without['tokens']:,} tokens", took, *cells])
+    return drawn(["", "prompt", "without", *ways], body)
+
+
+def _first_token(turn: Row) -> str:
+    return f"{bounds(turn['ratio'])}; {turn['computed']:,}"
+
+
 def large(found: Found) -> str:
     """Large requests, over the library alone and over a plain copy."""
     rows = _core(found, "handoff")
@@ -321,6 +341,7 @@ TABLES: dict[str, Callable[[Found], str]] = {
     "vllm": vllm,
     "vllm-after-forward": vllm_after_forward,
     "vllm-moves": vllm_moves,
+    "vllm-conversations": vllm_conversations,
     "large": large,
     "busy": busy,
     "small": small,

@@ -3,7 +3,8 @@
     python -m benchmarks.vllm [--backend nixl tcp] [--against NixlConnector NixlPushConnector]
                               [--length 100 1000 4000] [--rounds 15] [--switch-interval 0.001] [--out build/bench]
     python -m benchmarks.vllm --after-forward [--prompts 1x1000 1x3000 64x48] [--mbit 400 1000 0] ...
-    python -m benchmarks.vllm --moves [--backend nixl tcp] [--length 1000 4000] [--rounds 10]
+    python -m benchmarks.vllm --moves [--backend nixl tcp] [--length 1000 4000] [--rounds 15]
+    python -m benchmarks.vllm --conversations [--turns 1500x500x100 2000x50x100] [--models attention hybrid] ...
 
 What is timed is decode's part of a request, as vLLM's scheduler sees it: from the moment when decode gets the request
 with prefill's answer until vLLM knows that the state is here. Prefill computes each prompt once, and keeps it. Decode
@@ -19,7 +20,8 @@ Statelink and a router that gives both engines the request at once, most of such
 serial one. The time begins when prefill gives its answer, because decode has the request before that. So the way of the
 answer through the router is in neither time.
 
-With ``--after-forward``, see `benchmarks.after_forward`: over Statelink, a router asks both at once.
+With ``--after-forward``, see `benchmarks.after_forward`: over Statelink, a router asks both at once. With
+``--conversations``, see `benchmarks.vllm.conversations`.
 
 With ``--moves``, see `benchmarks.vllm.moves`: the pause of a stream that moves to another server.
 
@@ -51,6 +53,7 @@ from benchmarks.after_forward import Prompts, Turn, most_tokens
 from benchmarks.namespaces import SPACES, namespaces
 from benchmarks.pairs import in_turn, ratio
 from benchmarks.rows import table
+from benchmarks.vllm import conversations
 
 from . import moves
 
@@ -293,13 +296,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
     parser.add_argument("--moves", action="store_true", help="the pause of a stream that moves to another server")
     after_forward.add_arguments(parser)
+    conversations.add_arguments(parser)
     arguments = parser.parse_args()
-    arguments.rounds = arguments.rounds or (5 if arguments.after_forward else 15)
+    if arguments.rounds is None:
+        arguments.rounds = 5 if arguments.after_forward or arguments.conversations else 15
     arguments.length = arguments.length or ([1000, 4000] if arguments.moves else [100, 1000, 4000])
     arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         if arguments.moves:
             write(arguments, "vllm-moves", moves.report(arguments, Path(folder)))
+            return
+        if arguments.conversations:
+            conversations.report(arguments, Path(folder))
             return
         model = make_wide(Path(folder) / "wide")
         if arguments.after_forward:

@@ -125,6 +125,7 @@ def main() -> None:
 
     began: dict[str, float] = {}
     loaded: dict[str, float] = {}
+    first: dict[str, float] = {}
 
     def obey(command: Any) -> None:
         if "add" in command:
@@ -190,8 +191,10 @@ def main() -> None:
             for name in core.scheduler.finished_recving_kv_req_ids:
                 loaded.setdefault(name.rsplit("-", 1)[0], now)
             for each in made:
+                end, given = each.outputs[0], each.request_id.rsplit("-", 1)[0]
+                if end.token_ids:
+                    first.setdefault(given, now)
                 if each.finished:
-                    end, given = each.outputs[0], each.request_id.rsplit("-", 1)[0]
                     say(
                         ended=each.request_id,
                         tokens=list(end.token_ids),
@@ -204,6 +207,7 @@ def main() -> None:
                         cached=each.num_cached_tokens,
                         began=began[given],
                         loaded=loaded.pop(given, None),
+                        first=first.pop(given, None),
                         ended_at=now,
                     )
 

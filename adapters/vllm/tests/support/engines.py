@@ -77,8 +77,9 @@ class Ended(NamedTuple):
         why: Why it ended.
         params: What a router gets.
         cached: How many tokens came from a cache.
-        began: When it arrived. This and the next two are seconds on one clock, which the processes of a machine share.
+        began: When it arrived. This and the next three are seconds on one clock, which processes of a machine share.
         loaded: When vLLM knew that its state was here; None if nothing was loaded.
+        first: When vLLM gave its first token; None if it gave none.
         ended_at: When vLLM gave its last token.
     """
 
@@ -89,6 +90,7 @@ class Ended(NamedTuple):
     cached: int | None
     began: float
     loaded: float | None
+    first: float | None
     ended_at: float
 
 

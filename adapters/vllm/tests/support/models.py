@@ -33,11 +33,14 @@ def make_configuration(folder: Path) -> Path:
     return folder
 
 
-def make_llama(folder: Path) -> Path:
-    """Three layers of full attention with two KV heads of 32, the smallest of vLLM's attention on a CPU."""
+def make_llama(folder: Path, **more: Any) -> Path:
+    """Three layers of full attention with two KV heads of 32, the smallest of vLLM's attention on a CPU.
+
+    ``more`` has what is otherwise in the model's configuration.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return save(folder, LlamaForCausalLM(LlamaConfig(**COMMON, num_hidden_layers=3, head_dim=32)))
+    return save(folder, LlamaForCausalLM(LlamaConfig(**{**COMMON, **more}, num_hidden_layers=3, head_dim=32)))
 
 
 def make_wide(folder: Path) -> Path:

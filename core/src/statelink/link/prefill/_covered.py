@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,7 +64,7 @@ class Covered:
         rows = slice(None)
         if piece.layers is not None:
             # A plan's layers are in order, so that the layers of a push are neighbours.
-            rows = slice(*np.searchsorted(np.array(plan.layers), piece.layers).tolist())
+            rows = slice(*(bisect_left(plan.layers, each) for each in piece.layers))
         if covered[rows, piece.due].any():
             raise RoomError(
                 f"component {name!r} is pushed twice",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from statelink.backend import Batch, SubmitMode, Transfer
 
-from ._pace import Began, Pace, submit_together
+from ._pace import QUEUE_SECONDS, Began, Pace, submit_together
 from ._push import Until, Waiting
 
 if TYPE_CHECKING:
@@ -33,6 +33,9 @@ FIRST_NAP, NAP, LONGEST_NAP = 20e-6, 1e-3, 0.05
 that they grow with the time that went by, up to the third, so that many stalled peers cost little."""
 NAP_SHARE = 1 / 64
 """How long such a nap may be, as a fraction of the time in which no transfer has ended."""
+BUSY_SHARE = 1 / 2
+"""How long a nap is at least, as a fraction of the time for which the library is busy after the first transfer. As long
+as it is, nothing is lost if the end of that transfer is seen late."""
 
 
 class Flight:
@@ -212,12 +215,14 @@ class Line:
 
     def _sleep(self) -> None:
         """Poll after a nap, unless another poll is due before that."""
-        until = self._now() + self._nap
+        first = next(iter(self._flights)).nbytes
+        nap = max(self._nap, min(BUSY_SHARE * self.pace.busy_seconds(first), QUEUE_SECONDS))
+        until = self._now() + nap
         if until < self._nap_until:
             self._nap_until = until
             self._nap_number += 1
             wake_up = partial(self._wake_up, self._nap_number)
-            self._context.workers.moves.submit_after(self._key, wake_up, self._nap)
+            self._context.workers.moves.submit_after(self._key, wake_up, nap)
 
     def _wake_up(self, number: int) -> None:
         """Poll, after a nap. A job with the peer's key."""

@@ -10,7 +10,7 @@ from statelink.backend import Backend, Batch, Blocks, Transfer
 from statelink.errors import StatelinkError
 from statelink.link._reasons import BackendDefect
 
-__all__ = ["Began", "Pace", "submit_together"]
+__all__ = ["QUEUE_SECONDS", "Began", "Pace", "submit_together"]
 
 QUEUE_SECONDS = 3e-3
 """For so long, what comes later may wait in the library for what is under way."""
@@ -109,6 +109,11 @@ class Pace:
     def admits_small(self) -> bool:
         """Whether a small push may go, beside what others have under way."""
         return self._flights < self._transfers and self._flying < 2 * self._window
+
+    def busy_seconds(self, nbytes: int) -> float:
+        """For how long the library is busy with what is under way, but for so many bytes; 0 where it is not known."""
+        left = self._flying - nbytes
+        return left * self._seconds / self._bytes if left > 0 and self._bytes > 0 else 0.0
 
     def began(self, nbytes: int) -> Began:
         """A transfer is under way."""

@@ -65,6 +65,8 @@ class Batch:
         self.enters = list(source.lists.layers)
         self.held: frozenset[int] = frozenset()
         """Layers that the device does not compute before it may go on."""
+        self.keeps_up = False
+        """Whether the device has computed a layer before the next one is entered."""
         self.go_on = threading.Event()
         self._launched = set[int]()
         self.random = np.random.default_rng(11)
@@ -99,6 +101,10 @@ class Batch:
         )
 
     def _attention(self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True) -> None:
+        if self.keeps_up:
+            before = self.device.Event()
+            before.record()
+            before.synchronize()
         if layer.layer_id not in self._launched:  # else it reads what is there
             self._launched.add(layer.layer_id)
             self.device.current.launch(partial(self._write, layer.layer_id))
@@ -308,6 +314,52 @@ def test_chunks_that_sglang_has_not_sent_yet_and_several_requests(monkeypatch: p
             finish(request)
             assert wrong_layers(source, target, request) == []
         assert found == [(layers, span) for span in ((0, 48), (48, N)) for layers in GROUPS]
+
+
+@pytest.mark.parametrize(
+    ("count", "keeps_up", "busy", "groups"),
+    [
+        (5, True, 5, [2, 8]),
+        (5, True, 3, [2, 8]),
+        (5, True, 2, [*GROUPS]),
+        (5, False, 5, [*GROUPS]),
+        (4, True, 4, [*GROUPS]),
+    ],
+    ids=["nothing has arrived", "half has not", "more than half has", "a device that is behind", "few requests"],
+)
+def test_layers_of_many_requests_wait_for_later_ones_while_the_network_is_busy(
+    count: int, keeps_up: bool, busy: int, groups: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with requests(eight_layers, count) as (source, target, made):
+        found = pushed(made[-1][0], monkeypatch)
+        slow = {request[0] for request in made[:busy]}
+        monkeypatch.setattr(type(made[0][0]), "under_way", property(lambda sender: sender in slow))
+        batch = Batch(source, [(request[0], request[2], (0, N)) for request in made])
+        batch.keeps_up = keeps_up
+        batch.run()
+        batch.end()
+        for request in made:
+            send_chunk(source, request, (0, N))
+        for request in made:
+            finish(request)
+            assert wrong_layers(source, target, request) == []
+        assert [layers for layers, _ in found] == groups
+
+
+def test_layers_are_under_way_until_they_have_arrived() -> None:
+    with requests(eight_layers) as (source, _, [request]):
+        sender = request[0]
+        batch = Batch(source, [(sender, request[2], (0, N))])
+        batch.held = frozenset({7})
+        assert not sender.under_way
+        batch.run()
+        assert sender.under_way
+        batch.go_on.set()
+        batch.end()
+        until(lambda: WAITING if sender.under_way else SUCCESS, SUCCESS)
+        send_chunk(source, request, (0, N))
+        finish(request)
+        assert not sender.under_way
 
 
 def test_a_page_that_a_chunk_does_not_fill_leaves_with_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["AROUND", "around_checkpoint", "around_run_batch"]
 
+FEW_CHUNKS = 4
+"""Requests of a batch of which each group of layers leaves by itself, even where those before it have not arrived."""
+
 _running: Forward | None = None
 """The forward pass that the scheduler's thread launches at this moment."""
 _watching: WeakSet[Any] = WeakSet()
@@ -52,6 +55,8 @@ class Forward:
         """How many of the first layers have to be complete for the next group."""
         self._marks = bytearray(len(manager.layer_order))
         self._complete = 0
+        self._before: Any = None
+        """The event of the last group that has left."""
         self._at = -1
         self._whole = batch.hicache_consumer_index >= 0
 
@@ -79,7 +84,8 @@ class Forward:
         if self._complete >= self._due:
             while self._complete >= self._due:
                 layers, self._due = self._due, next(self._ends, len(self._marks) + 1)
-            self._push(layers, None)
+            if not self._has_enough():
+                self._push(layers, None)
 
     def end(self) -> None:
         """All layers have been launched."""
@@ -88,6 +94,20 @@ class Forward:
         if self._chunks and self._due <= len(self._marks):
             scheduler = self._scheduler
             self._push(len(self._marks), scheduler.forward_stream if scheduler.enable_overlap else None)
+
+    def _has_enough(self) -> bool:
+        """Whether the network is busy with the groups before until the next one ends, so that this one can wait for it.
+
+        No group has more layers than the one before it. So the network is busy if more than half of the requests still
+        wait for what has left of them. That is not known while the device is behind the thread that launches: then
+        nothing of the group before has moved. And for few requests, a push costs less than a network with nothing to
+        do.
+        """
+        chunks, before = self._chunks or (), self._before
+        if before is None or len(chunks) <= FEW_CHUNKS or not before.query():
+            return False
+        busy: int = sum(chunk.sender.under_way for chunk in chunks)
+        return busy > len(chunks) // 2
 
     def _begin(self) -> list[Chunk]:
         """The chunks of the batch that may leave, and a copy of their pages, which nobody waits for here."""
@@ -124,7 +144,7 @@ class Forward:
     def _push(self, layers: int, stream: Any) -> None:
         """Have the first so many layers pushed, once everything that has been launched so far has been computed."""
         assert self._chunks is not None
-        ready = self._scheduler.device_module.Event()
+        ready = self._before = self._scheduler.device_module.Event()
         if stream is None:
             ready.record()
         else:

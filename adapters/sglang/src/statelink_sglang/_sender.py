@@ -62,6 +62,8 @@ class Sender(Transfer, BaseKVSender):
     """What was handed to the thread of the pushes. The scheduler's thread counts it."""
     _pushed = 0
     """Of these, how many it is done with. It counts them."""
+    _made = 0
+    """Pushes that the link has taken. The thread of the pushes counts them."""
     _began: float | None = None
     _took: float | None = None
     _failed_at: float | None = None
@@ -223,6 +225,14 @@ class Sender(Transfer, BaseKVSender):
         self._ahead = end
         return None if self.failed else Chunk(self, start, end)
 
+    @property
+    def under_way(self) -> bool:
+        """Whether something that was handed over, or pushed, has not arrived."""
+        sending = self._sending
+        if sending is None or sending.status in (FAILED, SUCCESS):
+            return False
+        return self._pushed < self._handed or sending.settled < self._made
+
     def hand_layers(self) -> None:
         """Layers of a chunk are handed to the thread of the pushes."""
         self._handed += 1
@@ -246,6 +256,7 @@ class Sender(Transfer, BaseKVSender):
             if error.code != "room.pushes":
                 raise
             return  # they leave with a later group, or when SGLang sends the chunk
+        self._made += 1
         chunk.layers = layers
 
     def keep(self, frees: list[Callable[[], object]]) -> None:
@@ -282,6 +293,7 @@ class Sender(Transfer, BaseKVSender):
             last, span, _ = pushes.pop()
         for items, part, layers in pushes:
             sending.push(items, span=part, layers=layers, ready=ready, last=False)
+            self._made += 1
         if states is None:
             return
         add_states(last, lists, states, lists.beside)

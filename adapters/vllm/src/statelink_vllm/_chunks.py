@@ -32,6 +32,8 @@ log = logging.getLogger("vllm.statelink")
 ENDED = (Status.SUCCEEDED, Status.FAILED)
 EXTENSION_SECONDS = 10.0
 """Most seconds between two extensions of a room whose prompt is still being computed."""
+FEW_ROOMS = 4
+"""Rooms of a step of which each group of layers leaves by itself, even where those before it have not arrived."""
 
 
 class _Order(NamedTuple):
@@ -93,6 +95,11 @@ class EarlyRoom:
         self.unsettled: dict[int, int] = {}
         """For each chunk that was pushed, how many pushes have to settle."""
 
+    @property
+    def under_way(self) -> bool:
+        """Whether something that was pushed has not arrived."""
+        return self.room.settled < self.pushes and self.room.status not in ENDED
+
 
 class EarlyRooms:
     """The rooms of one worker. Runs on its main thread.
@@ -130,6 +137,8 @@ class EarlyRooms:
         self._highest = -1
         self._running: dict[str, tuple[EarlyRoom, _Part]] = {}
         """What the running step computes."""
+        self._before: Any = None
+        """The event of the last group that has left of the running step."""
         self._ends: frozenset[int] = frozenset()
         """The numbers of layers that end a group of any of these parts."""
         self._orders: dict[tuple[str, ...], _Order] = {}
@@ -155,6 +164,7 @@ class EarlyRooms:
         """A step begins that computes these parts of prompts."""
         self._called.clear()
         self._highest = -1
+        self._before = None
         self._running.clear()
         for name, chunk in chunks.items():
             early = self._rooms.get(name)
@@ -200,15 +210,30 @@ class EarlyRooms:
             self._push_layers(number)
 
     def _push_layers(self, number: int) -> None:
+        if self._has_enough():
+            return
         ready, made = None, False
         for name, (early, part) in self._running.items():
             if number not in part.order.ends or number < part.done or early.room.prefix is None:
                 continue
             if not made:
                 ready, made = self._ready(), True
+                self._before = ready
             # Decode may have asked in the middle of the step: what waits from earlier ones goes before it.
             if self._push_launched(name, early):
                 self._push(name, early, part, number + 1, ready)
+
+    def _has_enough(self) -> bool:
+        """Whether the network is busy with the groups before until the next one ends, so that this one can wait for it.
+
+        No group has more layers than the one before it. So the network is busy if more than half of the rooms still
+        wait for what has left of the step. That is not known while the device is behind the thread that launches: then
+        nothing of the group before has moved. And for few rooms, a push costs less than a network with nothing to do.
+        """
+        left = [early for early, part in self._running.values() if part.done]
+        if len(left) <= FEW_ROOMS or (self._before is not None and not self._before.query()):
+            return False
+        return sum(early.under_way for early in left) > len(left) // 2
 
     def _repeated(self, name: str, number: int) -> None:
         """A layer is launched twice in a step, so that what was pushed of it may be old. That is not tried again."""

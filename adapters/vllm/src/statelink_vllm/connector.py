@@ -5,6 +5,7 @@ Programs that drive these parts without an engine, such as tests, import this. I
 
 from __future__ import annotations
 
+from ._chunks import EarlyRooms
 from ._connector import StatelinkConnector
 from ._content import content_of_request
 from ._held import HeldBlocks
@@ -27,6 +28,7 @@ __all__ = [
     "SEAM",
     "Address",
     "Chunk",
+    "EarlyRooms",
     "FromWorker",
     "Group",
     "HeldBlocks",

@@ -7,8 +7,11 @@ forward pass until decode's engine knows that the state of every prompt is here:
     layers       layers leave while the forward pass runs
     at the end   no layer does, so that everything leaves when the forward pass has ended
 
-and over the engine's own connectors. The last columns are the time of prefill's forward pass without layers, and the
+and over the engine's own connectors. ``at least`` is the time that the state takes on the line, less that of the
+forward pass: nothing can be faster. The last columns are the time of prefill's forward pass without layers, and the
 ratio of the time with layers to it, from pairs that were taken in turn.
+
+Prefill's forward pass has a core of its own: see `benchmarks.cores`. With ``--shared-cores``, it has none.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from . import cores
 from .namespaces import SPACES, run
 from .pairs import in_turn, ratio
 from .rows import drawn
@@ -64,6 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="COUNTxTOKENS",
         help="steps of --after-forward: 1x1000 1x3000 64x48",
     )
+    parser.add_argument(
+        "--shared-cores", action="store_true", help="let --after-forward compute on the cores that move the state, too"
+    )
 
 
 def _shape(text: str) -> tuple[int, int]:
@@ -87,6 +94,9 @@ def report(engine: str, arguments: argparse.Namespace, ways: Mapping[str, Way], 
         nbytes: Bytes of a token's state.
         words: Token ids are below this.
     """
+    problem = "" if arguments.shared_cores else cores.missing()
+    if problem:
+        raise SystemExit(problem)
     found = []
     for row in _measured(arguments, ways, nbytes, words):
         print(json.dumps(row), flush=True)
@@ -116,6 +126,7 @@ def _measured(arguments: argparse.Namespace, ways: Mapping[str, Way], nbytes: in
         turns = {name: partial(fresh, way, count, tokens) for name, way in ways.items()}
         took = list(in_turn(turns, arguments.rounds, 0))
         left = {name: statistics.median(turn[name].left for turn in took) for name in ways}
+        line = count * tokens * nbytes * 8 / (mbit * 1e6) if mbit else 0.0
         both = [[turn[name].forward for turn in took] for name in list(ways)[:2]]
         yield {
             "prompts": count,
@@ -123,6 +134,7 @@ def _measured(arguments: argparse.Namespace, ways: Mapping[str, Way], nbytes: in
             "MiB": round(count * tokens * nbytes / (1 << 20)),
             "mbit": mbit,
             "left_ms": {name: round(seconds * 1e3, 1) for name, seconds in left.items()},
+            "least_ms": round(max(0.0, line - statistics.median(both[1])) * 1e3, 1),
             "forward_ms": round(statistics.median(both[1]) * 1e3),
             "forward": str(ratio(*both)),
         }
@@ -136,5 +148,6 @@ def table(rows: Sequence[Row]) -> str:
         one = f"{row['tokens']:,} tokens" if row["prompts"] == 1 else f"{row['prompts']} of {row['tokens']:,} tokens"
         rate = f"{row['mbit']:,} Mbit/s" if row["mbit"] else "no limit"
         left = (f"{row['left_ms'][name]:,.0f} ms" for name in names)
-        body.append([one, f"{row['MiB']} MiB", rate, *left, f"{row['forward_ms']:,} ms", row["forward"]])
-    return drawn(["prompts", "state", "network", *names, "forward pass", "with layers"], body)
+        forward = f"{row['forward_ms']:,} ms", row["forward"]
+        body.append([one, f"{row['MiB']} MiB", rate, *left, f"{row['least_ms']:,.0f} ms", *forward])
+    return drawn(["prompts", "state", "network", *names, "at least", "forward pass", "with layers"], body)

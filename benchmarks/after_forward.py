@@ -10,8 +10,6 @@ forward pass until decode's engine knows that the state of every prompt is here:
 and over the engine's own connectors. ``at least`` is the time that the state takes on the line, less that of the
 forward pass: nothing can be faster. The last columns are the time of prefill's forward pass without layers, and the
 ratio of the time with layers to it, from pairs that were taken in turn.
-
-Prefill's forward pass has a core of its own: see `benchmarks.cores`. With ``--shared-cores``, it has none.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import cores
 from .namespaces import SPACES, run
 from .pairs import in_turn, ratio
 from .rows import drawn
@@ -68,9 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="COUNTxTOKENS",
         help="steps of --after-forward: 1x1000 1x3000 64x48",
     )
-    parser.add_argument(
-        "--shared-cores", action="store_true", help="let --after-forward compute on the cores that move the state, too"
-    )
 
 
 def _shape(text: str) -> tuple[int, int]:
@@ -94,9 +88,6 @@ def report(engine: str, arguments: argparse.Namespace, ways: Mapping[str, Way], 
         nbytes: Bytes of a token's state.
         words: Token ids are below this.
     """
-    problem = "" if arguments.shared_cores else cores.missing()
-    if problem:
-        raise SystemExit(problem)
     found = []
     for row in _measured(arguments, ways, nbytes, words):
         print(json.dumps(row), flush=True)

@@ -72,20 +72,6 @@ class OwnProcess:
         """Ask it to end, as a supervisor does."""
         os.kill(self._process.pid, signal.SIGTERM)
 
-    @property
-    def number(self) -> int:
-        """The id of the process, and of its main thread."""
-        return int(self._process.pid)
-
-    def threads(self) -> list[int]:
-        """The ids of its threads, and of those of everything that it started."""
-        found: list[int] = []
-        for each in filter(str.isdecimal, os.listdir("/proc")):
-            with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it has ended meanwhile
-                if os.getpgid(int(each)) == self.number:
-                    found += map(int, os.listdir(f"/proc/{each}/task"))
-        return found
-
     def stop(self) -> None:
         """Stop every thread of it, as a machine that hangs does. Returns when they stand still."""
         os.killpg(self._process.pid, signal.SIGSTOP)

@@ -18,7 +18,6 @@ from support.servers import Pair, Posted, Server
 
 from benchmarks import after_forward
 from benchmarks.after_forward import Prompts, Turn, Way, most_tokens
-from benchmarks.cores import set_apart
 from benchmarks.namespaces import SPACES, enter, namespaces
 
 from . import watched
@@ -63,22 +62,12 @@ class Apart(Pair):  # type: ignore[misc]
         folder: For logs and notes.
         most: Tokens of the largest step.
         interval: Statelink's option `switch_interval`, if one is given.
-        shared: Whether prefill computes on the cores on which all else runs, too.
     """
 
     def __init__(
-        self,
-        connector: str,
-        backend: str,
-        model: Path,
-        folder: Path,
-        most: int,
-        interval: float | None,
-        *,
-        shared: bool,
+        self, connector: str, backend: str, model: Path, folder: Path, most: int, interval: float | None
     ) -> None:
         folder.mkdir(parents=True)
-        self._shared = shared
         (folder / watched.COUNT).write_text("1")
         most = -(-most // PAGE) * PAGE + 1024  # decode's tokens begin pages of their own
         common = ["--page-size", str(PAGE), "--max-total-tokens", str(2 * most), "--chunked-prefill-size", str(most)]
@@ -117,9 +106,6 @@ class Apart(Pair):  # type: ignore[misc]
         for role in SPACES:
             (self._folder / role).write_text("")
         body = self.body([], 2, bootstrap_host=SPACES["prefill"][1], input_ids=[list(each) for each in prompts])
-        computes = self._folder / watched.COMPUTES
-        if not self._shared and computes.exists():  # each time, since threads are made when they are needed
-            set_apart(int(computes.read_text()), [*self.prefill.threads(), *self.decode.threads()])
         self.go_on()
         second, first = Posted(self.decode, body), Posted(self.prefill, body)
         answers = second.answer(), first.answer()
@@ -143,11 +129,10 @@ def report(arguments: argparse.Namespace, folder: Path) -> None:
     shutil.rmtree(logs, ignore_errors=True)
     ways: dict[str, Way] = {}
     with namespaces(), contextlib.ExitStack() as stack:
-        shared = arguments.shared_cores
 
         def pair(connector: str, backend: str) -> Apart:
             given = most_tokens(arguments), arguments.switch_interval
-            made = Apart(connector, backend, model, logs / f"{connector}-{backend}", *given, shared=shared)
+            made = Apart(connector, backend, model, logs / f"{connector}-{backend}", *given)
             stack.enter_context(running(made)).rest()
             return made
 

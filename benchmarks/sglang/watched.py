@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.namespaces import enter
 
-__all__ = ["COMPUTES", "COUNT", "FOLDER", "ROLE", "WHOLE", "install"]
+__all__ = ["COUNT", "FOLDER", "ROLE", "WHOLE", "install"]
 
 FOLDER, ROLE = "STATELINK_BENCH_FOLDER", "STATELINK_BENCH_ROLE"
 """Variables with a folder for what a server notes, in a file that is called as its role, and with this role."""
-WHOLE, COUNT, COMPUTES = "whole", "count", "computes"
-"""While a file of the first name is in the folder, no layer leaves before the forward pass has ended. The second one
-has the number of requests that prefill waits for before it computes them in one step. The last one has the id of
-prefill's thread that computes, once it has."""
+WHOLE, COUNT = "whole", "count"
+"""While a file of the first name is in the folder, no layer leaves before the forward pass has ended. The other one has
+the number of requests that prefill waits for before it computes them in one step."""
 
 
 def install() -> None:
@@ -48,7 +46,6 @@ def install() -> None:
         result = inner(runner, batch, *given, **more)
         if role == "prefill" and batch.forward_mode.is_extend():
             note(began, time.perf_counter())
-            (folder / COMPUTES).write_text(str(threading.get_native_id()))
         return result
 
     def commit(queue: Any, request: Any) -> Any:

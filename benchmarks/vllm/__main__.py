@@ -50,7 +50,6 @@ from support.models import VOCABULARY, make_wide
 
 from benchmarks import after_forward
 from benchmarks.after_forward import Prompts, Turn, most_tokens
-from benchmarks.cores import set_apart
 from benchmarks.namespaces import SPACES, namespaces
 from benchmarks.pairs import in_turn, ratio
 from benchmarks.rows import table
@@ -77,19 +76,10 @@ class Way:
         most: Tokens of the longest prompt; if the engines are apart, of the largest step.
         interval: Statelink's option `switch_interval`, if one is given.
         apart: Whether the engines are in namespaces of their own, and a step has room for a whole prompt.
-        shared: Whether engines that are apart compute on the cores on which all else runs, too.
     """
 
     def __init__(
-        self,
-        moves: str,
-        model: Path,
-        folder: Path,
-        most: int,
-        interval: float | None = None,
-        *,
-        apart: bool = False,
-        shared: bool = True,
+        self, moves: str, model: Path, folder: Path, most: int, interval: float | None = None, *, apart: bool = False
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         prefill: dict[str, Any]
@@ -125,7 +115,6 @@ class Way:
             # Blocks of short prompts are not full, and at most a quarter of prefill's may leave early.
             kv_cache_memory_bytes=(10 if apart else 3) * (most + 2 * BLOCK) * TOKEN,
         )
-        self._shared = shared
         self._numbers = itertools.count()
         self._seeds = itertools.count(1_000_000)
 
@@ -160,9 +149,6 @@ class Way:
 
     def step(self, prompts: Prompts, *, at_once: bool, whole: bool = False) -> Turn:
         """One step, whose layers leave while it runs. With ``whole``, all of them leave at its end."""
-        first, second = self.pair.prefill, self.pair.decode
-        if not self._shared:  # each time, since threads are made when they are needed
-            set_apart(first.number, [*first.threads(), *second.threads()])
         self.go_on()
         before = self.pair.prefill.ask()["forwards"]
         with self.pair.prefill.whole() if whole else contextlib.nullcontext():
@@ -271,10 +257,9 @@ def report_after_forward(arguments: argparse.Namespace, model: Path) -> None:
     """Measure Statelink over each backend, and vLLM's own connectors, behind the router that each has."""
     logs, most = arguments.out / "vllm-logs-apart", most_tokens(arguments)
     with namespaces(), contextlib.ExitStack() as stack:
-        given, shared = (most, arguments.switch_interval), arguments.shared_cores
 
         def way(moves: str) -> Way:
-            made = Way(moves, model, logs / moves, *given, apart=True, shared=shared)
+            made = Way(moves, model, logs / moves, most, arguments.switch_interval, apart=True)
             stack.enter_context(running(made.pair))
             made.rest()
             return made

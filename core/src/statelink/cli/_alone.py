@@ -25,7 +25,7 @@ import msgspec
 
 from ._output import encodable
 
-__all__ = ["Alone", "Ended", "ended_with"]
+__all__ = ["Alone", "Ended", "end_all", "ended_with"]
 
 CHILD_SECONDS: Final = 120.0
 """Seconds after which a child is ended. Libraries take up to half a minute on a busy machine."""
@@ -34,6 +34,9 @@ LOOK_SECONDS: Final = 0.5
 MOST_KEPT_BYTES: Final = 1 << 14
 """Bytes that are kept of the beginning, and of the end, of what a child prints."""
 LIMITS: Final = "is a limit of this shell too low (ulimit -a)?"
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_started: Final[set[Alone]] = set()
+"""What was started and not closed."""
 
 
 class Ended(Exception):
@@ -63,21 +66,23 @@ class Alone:
         self._printed, printed = os.pipe()
         self._beginning, self._last = b"", b""
         self._file = ""
-        # Python ignores what a signal's handler raises in the callbacks of a fork, so signals wait until after them.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        # Python ignores what a signal's handler raises in the callbacks of a fork, so signals wait until after them. A
+        # mask would not do: the kernel then gives the signal to a thread of numpy's, and Python handles it at once.
+        came: list[int] = []
+        handlers = {each: signal.signal(each, lambda number, _: came.append(number)) for each in SIGNALS}
         with warnings.catch_warnings():
             # numpy's threads are prepared for a fork, and there are no others.
             warnings.simplefilter("ignore", DeprecationWarning)
             self._pid = os.fork()
         if not self._pid:
-            _child(work, results, printed, mask)
+            _child(work, results, printed)
+        _started.add(self)
         os.close(results)
         os.close(printed)
-        try:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        except BaseException:  # a signal came meanwhile
-            self.close()
-            raise
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+        for number in came:
+            signal.raise_signal(number)
 
     def values(self) -> Iterator[Any]:
         """What the work yields, as it comes.
@@ -115,6 +120,7 @@ class Alone:
     def close(self) -> None:
         """End the child. May be called twice."""
         self._kill()
+        _started.discard(self)
         for each in (self._results, self._printed):
             if each >= 0:
                 os.close(each)
@@ -132,8 +138,9 @@ class Alone:
             self._wait()
 
     def _wait(self) -> int:
-        pid, self._pid = self._pid, 0
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        status = os.waitpid(self._pid, 0)[1]
+        self._pid = 0  # not before that: an interrupt may come while this waits
+        return os.waitstatus_to_exitcode(status)
 
     def _note(self, printed: bytes) -> None:
         self._beginning = (self._beginning + printed)[:MOST_KEPT_BYTES]
@@ -155,6 +162,12 @@ class Alone:
         )
         lines = first if len(first) <= 4 else [*first[:3], "...", last[-1]]
         return f"; printed: {' | '.join(line[:160] for line in lines)}" if lines else ""
+
+
+def end_all() -> None:
+    """End every child. An interrupt may come before the code that ends a child has begun to wait for it."""
+    for each in [*_started]:
+        each.close()
 
 
 def ended_with(status: int) -> str:
@@ -190,12 +203,11 @@ def _owner(file: str) -> str:
 # This part runs in the child.
 
 
-def _child(work: Callable[[], Iterable[Any]], results: int, printed: int, mask: set[int]) -> NoReturn:
+def _child(work: Callable[[], Iterable[Any]], results: int, printed: int) -> NoReturn:
     """Do the work, and end this process without the clean-up of the one from which it was forked."""
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process ends this one
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         faulthandler.disable()
         nowhere = os.open(os.devnull, os.O_RDONLY)
         for number, target in ((nowhere, 0), (printed, 1), (printed, 2)):

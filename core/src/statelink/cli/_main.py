@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from statelink import __version__
 from statelink.registry import entry_points, known_packages, missing_hint
 
+from ._alone import end_all
 from ._backends import backends
 from ._doctor import doctor
 from ._inspect import inspect
@@ -37,6 +38,13 @@ BROUGHT = {
 
 class _Commands(Program):
     """Lists commands of other packages by name, and imports only the one that is called."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """See `Program.main`. What a command has started has ended when this does."""
+        try:
+            return super().main(*args, **extra)
+        finally:
+            end_all()
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *BROUGHT, *(point.name for point in _points())})

@@ -6,19 +6,19 @@ Every answer is that of an engine which does nothing else.
 from __future__ import annotations
 
 import itertools
-import random
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from engine_processes import running
+from support.crowds import SIDES, Crowd
 from support.engines import PREFILL, Engine, Pair, engine_options, prompt_of
 from support.families import FAMILIES
 
 if TYPE_CHECKING:
+    import random
     from pathlib import Path
 
 pytestmark = pytest.mark.servers
@@ -32,7 +32,6 @@ UNDER_WAY = 14
 AT_ONCE = 6
 """Turns that run at the same time. The other conversations wait for their clients."""
 HOLD_SECONDS = 25.0
-SIDES = "decode", "prefill"
 MOMENTS = "between turns", "answered", "busy"
 """When an engine dies: while both only hold turns, when prefill has answered, or when it has just got all requests."""
 
@@ -73,25 +72,16 @@ class Talk:
         return changed
 
 
-class Crowd:
-    """Conversations behind a router, and what has happened to them.
+class Talks(Crowd):
+    """Conversations behind a router."""
 
-    Args:
-        pair: The engines.
-        alone: An engine that does nothing else.
-        seed: Of everything that is left to chance.
-    """
-
-    def __init__(self, pair: Pair, alone: Engine, seed: int) -> None:
-        self._pair, self._alone = pair, alone
-        self._chance = random.Random(seed)
-        self._death: Any = None
-        self.seen: Counter[str] = Counter()
+    _death: Any = None
+    """Which engine dies in the turns that run, and when."""
 
     def run(self, count: int) -> None:
         """Have so many conversations."""
         deaths = itertools.product(MOMENTS, SIDES)
-        coming = [Talk(number, self._chance) for number in range(count)]
+        coming = [Talk(number, self.chance) for number in range(count)]
         under_way: list[Talk] = []
         for number in itertools.count():
             while coming and len(under_way) < UNDER_WAY:
@@ -105,83 +95,68 @@ class Crowd:
     def _turns(self, number: int, talks: Sequence[Talk]) -> None:
         """One turn of each, at the same time."""
         named = {f"turn{number}.{place}": talk for place, talk in enumerate(talks)}
-        counts = {name: self._chance.randrange(1, 40) for name in named}
-        self._alone.add_all([(name, talk.history, counts[name], None) for name, talk in named.items()])
+        counts = {name: self.chance.randrange(1, 40) for name in named}
+        self.alone.add_all([(name, talk.history, counts[name], None) for name, talk in named.items()])
         self._dies("between turns", *SIDES)
         asks = self._asks(named)
-        self._pair.prefill.add_all([(name, talk.history, 1, asks[name]) for name, talk in named.items()])
+        self.pair.prefill.add_all([(name, talk.history, 1, asks[name]) for name, talk in named.items()])
         if self._dies("busy", "prefill"):
             return
         named = self._stay("prefill", named)
-        said = {name: self._pair.prefill.result(name).params or {} for name in named}
+        said = {name: self.pair.prefill.result(name).params or {} for name in named}
         self._dies("answered", *SIDES)
-        held = [name for name in named if self._chance.random() < 0.7]
+        held = [name for name in named if self.chance.random() < 0.7]
         for name in held:
             said[name] = {**said[name], "do_remote_decode": True, "hold": HOLD_SECONDS}
-        self._pair.decode.add_all([(name, talk.history, counts[name], said[name]) for name, talk in named.items()])
+        self.pair.decode.add_all([(name, talk.history, counts[name], said[name]) for name, talk in named.items()])
         if self._dies("busy", "decode"):
             return
         for name, talk in self._stay("decode", named).items():
-            ended = self._pair.decode.result(name)
-            assert (ended.why, ended.tokens) == ("length", self._alone.result(name).tokens), f"{name}: {asks[name]}"
+            ended = self.pair.decode.result(name)
+            assert (ended.why, ended.tokens) == ("length", self.alone.result(name).tokens), f"{name}: {asks[name]}"
             talk.back = ended.params if name in held else None
             self.seen.update(["turn", *talk.answered(ended.tokens)])
 
     def _asks(self, named: Mapping[str, Talk]) -> dict[str, Any]:
         """What the router says to prefill of each turn. It asks decode for some of those of which it has nothing."""
-        asked = [name for name, talk in named.items() if not talk.back and self._chance.random() < 0.8]
+        asked = [name for name, talk in named.items() if not talk.back and self.chance.random() < 0.8]
         ask = {**PREFILL, "cached": True}
-        self._pair.decode.add_all([(f"{name}asked", named[name].history, 1, ask) for name in asked])
+        self.pair.decode.add_all([(f"{name}asked", named[name].history, 1, ask) for name in asked])
         backs = {name: talk.back for name, talk in named.items()}
-        backs |= {name: self._pair.decode.result(f"{name}asked").params for name in asked}
+        backs |= {name: self.pair.decode.result(f"{name}asked").params for name in asked}
         made: dict[str, Any] = {}
         for name, back in backs.items():
-            if self._chance.random() < 0.05:
+            if self.chance.random() < 0.05:
                 self.seen["mixed up"] += 1
-                back = self._chance.choice(list(backs.values()))
+                back = self.chance.choice(list(backs.values()))
             usable = bool(back) and "tokens" in back
             made[name] = {**back, "do_remote_prefill": True, "do_remote_decode": True} if usable else dict(PREFILL)
         return made
 
     def _stay(self, side: str, named: Mapping[str, Talk]) -> dict[str, Talk]:
-        """Some clients leave while an engine has their turn. Returns the other turns."""
-        staying: dict[str, Talk] = {}
-        for name, talk in named.items():
-            if self._chance.random() < 0.06:
-                getattr(self._pair, side).abort(name)
-                self.seen[f"left {side}"] += 1
-            else:
-                staying[name] = talk
-        return staying
+        """Some clients leave. Returns the other turns."""
+        gone = self.leave(side, named)
+        return {name: talk for name, talk in named.items() if name not in gone}
 
     def _dies(self, moment: str, *sides: str) -> bool:
         """Whether an engine dies, if one of these is to die at this moment. Another one is then in its place."""
         if self._death not in [(moment, side) for side in sides]:
             return False
         side = self._death[1]
-        self.count(side)
-        getattr(self._pair, side).kill()
-        setattr(self._pair, side, self._pair.start(side))
-        getattr(self._pair, side).wait_ready()
+        self.replace(side)
         self.seen[f"{side} died, {moment}"] += 1
         return True
 
-    def count(self, side: str) -> None:
-        """Count whose state an engine has received, and whom it has preempted."""
-        said = getattr(self._pair, side).ask()
-        self.seen[f"{side} received"] += said["rooms"].get("decode", {}).get("succeeded", 0)
-        self.seen[f"{side} preempted"] += said["preempted"]
-
 
 @contextmanager
-def crowd(name: str, model: Path, folder: Path) -> Iterator[tuple[Pair, Crowd]]:
+def crowd(name: str, model: Path, folder: Path) -> Iterator[tuple[Pair, Talks]]:
     both: Any = {"kv_role": "kv_both"}
     few = {"num_gpu_blocks_override": BLOCKS[name], "enable_prefix_caching": True}
     alone = Engine("alone", folder, engine_options(model, enable_prefix_caching=False), runner=1)
     try:
         with running(Pair(folder, model, CONFIG, prefill=both, decode=both, runner=1, **few)) as pair:
             alone.wait_ready()
-            yield pair, Crowd(pair, alone, len(name))
+            yield pair, Talks(pair, alone, len(name))
     finally:
         alone.kill()
 

@@ -6,16 +6,16 @@ Every answer is that of an engine which does nothing else.
 from __future__ import annotations
 
 import itertools
-import random
-from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from engine_processes import running
+from support.crowds import SIDES, Crowd
 from support.engines import PREFILL, Engine, Pair, engine_options, prompt_of
 from support.families import FAMILIES
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Sequence
     from pathlib import Path
 
@@ -41,7 +41,6 @@ MODELS = {
 MOVES = 60
 """Moves of each model that an engine has gone on from."""
 AT_ONCE = 6
-SIDES = "prefill", "decode"
 DEATHS = ("sender, answered", "sender, asked", "receiver, asked", "sender, runs")
 """Which engine dies: the one that hands over, before another one has asked or right after it, or while all runs there;
 or the one that has just got the requests."""
@@ -76,20 +75,12 @@ class Stream:
         return self.name, self.tokens, self.count + len(self.prompt) - len(self.tokens), self.params
 
 
-class Crowd:
-    """Streams behind a router, and what has happened to them.
-
-    Args:
-        pair: The engines.
-        alone: An engine that does nothing else.
-        seed: Of everything that is left to chance.
-    """
+class Streams(Crowd):
+    """Streams behind a router."""
 
     def __init__(self, pair: Pair, alone: Engine, seed: int) -> None:
-        self._pair, self._alone = pair, alone
-        self._chance = random.Random(seed)
+        super().__init__(pair, alone, seed)
         self._numbers = itertools.count()
-        self.seen: Counter[str] = Counter()
 
     def run(self) -> None:
         """Let streams run on one engine, then move, and so on."""
@@ -107,29 +98,30 @@ class Crowd:
 
     def _new(self, where: str) -> Stream:
         """A stream that begins. The other engine has computed the prompts of some."""
-        made = Stream(next(self._numbers), self._chance)
-        self._alone.add(made.name, made.prompt, made.count)
-        if self._chance.random() < 0.5:
+        made = Stream(next(self._numbers), self.chance)
+        self.alone.add(made.name, made.prompt, made.count)
+        if self.chance.random() < 0.5:
             other = SIDES[where == SIDES[0]]
-            made.params = getattr(self._pair, other).run(f"{made.name}p", made.prompt, 1, dict(PREFILL)).params
+            made.params = self.engine(other).run(f"{made.name}p", made.prompt, 1, dict(PREFILL)).params
         return made
 
     def _round(self, here: str, there: str, streams: list[Stream], death: str) -> list[Stream]:
         """Streams run on an engine, until they move. Returns those that did."""
-        engine: Engine = getattr(self._pair, here)
+        engine = self.engine(here)
         begun = [each for each in streams if each.params and each.params.get("moves")]
         engine.add_all([each.request for each in streams])
         if death == "receiver, asked":
             engine = self._dies(here, death, streams)
         elif death == "sender, asked":
             self._dies(there, death, [])
-        streams = self._stay(engine, streams)
+        gone = self.leave(here, [each.name for each in streams])
+        streams = [each for each in streams if each.name not in gone]
         if streams:
-            first = self._chance.choice(streams)
-            engine.wait_length(first.name, len(first.tokens) + self._chance.randrange(1, 9))
+            first = self.chance.choice(streams)
+            engine.wait_length(first.name, len(first.tokens) + self.chance.randrange(1, 9))
         if death == "sender, runs":
             engine = self._dies(here, death, streams)
-        which = [each.name for each in streams if self._chance.random() < 0.8]
+        which = [each.name for each in streams if self.chance.random() < 0.8]
         if which:
             engine.move(KEY, *which)
         moved = []
@@ -140,7 +132,7 @@ class Crowd:
             self.seen["received"] += ended.loaded is not None
             each.tokens += ended.tokens
             each.params = ended.params
-            alone = self._alone.result(f"{each.name.partition('.')[0]}.1").tokens
+            alone = self.alone.result(f"{each.name.partition('.')[0]}.1").tokens
             assert each.tokens[len(each.prompt) :] == alone[: len(each.tokens) - len(each.prompt)], each.name
             if each.params and each.params.get("moves"):
                 moved.append(each)
@@ -149,35 +141,20 @@ class Crowd:
                 self.seen["ended"] += 1
         if death == "sender, answered":
             self._dies(here, death, [])
-        left = [each for each in moved if self._chance.random() < 0.06]
+        left = [each for each in moved if self.chance.random() < 0.06]
         self.seen["nobody comes"] += len(left)
         for each in moved:
             each.next()
         return [each for each in moved if each not in left]
 
-    def _stay(self, engine: Engine, streams: Sequence[Stream]) -> list[Stream]:
-        """Some clients leave while an engine has their streams. Returns the others."""
-        gone = [each for each in streams if self._chance.random() < 0.06]
-        for each in gone:
-            engine.abort(each.name)
-        self.seen["left"] += len(gone)
-        return [each for each in streams if each not in gone]
-
     def _dies(self, side: str, death: str, streams: Sequence[Stream]) -> Engine:
         """An engine dies, and another one is in its place. The router gives that one the streams that it had."""
-        self.count(side)
-        getattr(self._pair, side).kill()
-        made = self._pair.start(side).wait_ready()
-        setattr(self._pair, side, made)
+        made = self.replace(side)
         self.seen[death] += 1
         for each in streams:
             each.next()
         made.add_all([each.request for each in streams])
         return made
-
-    def count(self, side: str) -> None:
-        """Count how many running requests an engine has preempted."""
-        self.seen["preempted"] += getattr(self._pair, side).ask()["preempted"]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -197,7 +174,7 @@ def test_every_answer_is_that_of_one_engine(
     try:
         with running(Pair(tmp_path, model, CONFIG, prefill=both, decode=both, runner=runner, **few)) as pair:
             alone.wait_ready()
-            many = Crowd(pair, alone, len(name))
+            many = Streams(pair, alone, len(name))
             many.run()
             print(dict(many.seen))
             pair.settled()
@@ -205,4 +182,4 @@ def test_every_answer_is_that_of_one_engine(
         alone.kill()
     assert set(DEATHS) <= set(many.seen)
     assert many.seen["received"] > MOVES // 2
-    assert many.seen["preempted"]
+    assert any(many.seen[f"{side} preempted"] for side in SIDES)

@@ -79,9 +79,8 @@ class Fleet:
         assert re.search(r"is drained: [1-9]", old.logged())
         self.decode[name] = self.server(name, old.port)
         self.decode[name].wait_ready()
-        self.decode[name].complete(
-            [5, 6, 7], 4
-        )  # the first steps of a server are slow, and streams would end elsewhere
+        # The first steps of a server are slow, and streams would end elsewhere.
+        self.decode[name].complete([5, 6, 7], 4)
         assert self.router.ask("/use", {"server": self.router.decode[name]}).status == 200
 
 

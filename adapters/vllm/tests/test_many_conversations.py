@@ -72,7 +72,7 @@ class Talk:
         return changed
 
 
-class Talks(Crowd):
+class Talks(Crowd):  # type: ignore[misc]
     """Conversations behind a router."""
 
     _death: Any = None

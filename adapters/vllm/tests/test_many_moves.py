@@ -75,7 +75,7 @@ class Stream:
         return self.name, self.tokens, self.count + len(self.prompt) - len(self.tokens), self.params
 
 
-class Streams(Crowd):
+class Streams(Crowd):  # type: ignore[misc]
     """Streams behind a router."""
 
     def __init__(self, pair: Pair, alone: Engine, seed: int) -> None:

@@ -164,6 +164,12 @@ class Sender:
             self._wanted = True
         self._waker.wake()
 
+    def pace(self, rate: float) -> None:
+        """Send so many bytes in a second at most, and any number with 0. Any thread; does not block."""
+        stream = self._stream
+        if stream is not None:
+            stream.pace(rate)
+
     def submit(self, batch: Batch) -> Write:
         """Send a batch, or queue it. Callable from any thread; never blocks.
 

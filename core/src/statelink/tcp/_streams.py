@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from statelink.backend import logger
 
+from ._share import Share
 from ._stream import Lost
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ SMALL_BYTES = 2 << 20
 """Most bytes of a batch that the first connection carries, where there are others."""
 LONG_SECONDS = 5e-3
 """From this round trip on, a line is long: a connection fills little of it."""
+FULL = 2
+"""A line is full while so many batches, or more, are on each connection."""
 FEW = 4
 """Most connections over another line: more of them only cost threads."""
 
@@ -55,6 +59,8 @@ class Senders:
         """Held while a sender is made, and no longer."""
         self._stopping = False
         self._all = [make(0)]
+        self._share: Share | None = None
+        """Of the line, once it is known to be long."""
 
     @property
     def transport(self) -> str:
@@ -73,11 +79,26 @@ class Senders:
         """Send a batch of so many bytes, or queue it. See `Sender.submit`."""
         if self._most == 1 or (nbytes <= SMALL_BYTES and not batch.piece):
             return self._all[0].submit(batch)
-        return self._for_large().submit(batch)
+        round_trip = max(each.round_trip for each in self._all)
+        long = round_trip >= LONG_SECONDS
+        write = self._for_large(long).submit(batch)
+        if long:
+            self._share_line(write, nbytes, round_trip)
+        return write
 
-    def _for_large(self) -> Sender:
+    def _share_line(self, write: Write, nbytes: int, round_trip: float) -> None:
+        """Have the connections that send together send as fast as the line is."""
+        if self._share is None:
+            self._share = Share(round_trip)
+        waiting = [each.waiting for each in self._all[1:]]
+        self._share.begins(write, nbytes, time.monotonic(), full=min(waiting, default=0) >= FULL)
+        sending = len(waiting) - waiting.count(0)
+        for each, some in zip(self._all[1:], waiting, strict=False):
+            if some:
+                each.pace(self._share.of(sending))
+
+    def _for_large(self, long: bool) -> Sender:
         """The connection for a large batch."""
-        long = any(each.round_trip >= LONG_SECONDS for each in self._all)
         number = self._most if long else min(self._most, FEW)
         while long and (another := self._another(number)) is not None:
             another.want()

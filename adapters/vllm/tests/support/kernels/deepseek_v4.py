@@ -190,6 +190,47 @@ def head(x: Any, fn: Any, scale: Any, base: Any, eps: float, hc_eps: float) -> A
     return ((torch.sigmoid(mixes * scale + base) + hc_eps)[..., None] * x.float()).sum(-2).to(x.dtype)
 
 
+def see(
+    out: Any,
+    lengths: Any,
+    window: int,
+    width: int,
+    left: Any,
+    right: Any,
+    starts: Any,
+    ends: Any,
+    requests: Any,
+    valid: Any,
+    table: Any,
+    page: int,
+    replay: Any,
+    *,
+    num_tokens: int,
+    token_offset: int,
+    has_image: bool = False,
+) -> None:
+    """The slots of what each token sees in its window, and how many they are."""
+    assert not has_image
+    tokens = torch.arange(token_offset, token_offset + num_tokens)
+    of = requests[tokens].long()
+    last = ends[of] - starts[of + 1] + tokens
+    first = torch.maximum((last - window + 1).clamp(min=0), replay[of])
+    count = torch.where(valid[tokens], last - first + 1, 0)
+    at = first[:, None] + torch.arange(width)
+    slots = table[of[:, None], (at // page).clamp(max=table.shape[1] - 1)] * page + at % page
+    lengths[:num_tokens] = count
+    out.flatten(1)[:num_tokens, :width] = torch.where(torch.arange(width) < count[:, None], slots, -1)
+
+
+def _see_fast() -> None:
+    """Triton's interpreter runs vLLM's own kernel of it, too, with the same result, and takes nine tenths of a step."""
+    from vllm.v1.attention.backends.mla import sparse_swa
+
+    name = "_COMPUTE_SWA_INDICES_AND_LENS_KERNEL"
+    if hasattr(sparse_swa, name):  # other releases call it in another way
+        setattr(sparse_swa, name, see)
+
+
 def _mix_in_float32() -> None:
     """vLLM has the mixing of streams in torch, which takes bf16 alone."""
     import vllm.model_executor.kernels.mhc as mhc
@@ -278,6 +319,7 @@ def define(kernel: Any) -> None:
     kernel("bmm_cpu(Tensor(a!) out, Tensor one, Tensor other, bool packed, Tensor? scale) -> ()", bmm)
     kernel("convert_weight_packed(Tensor weight) -> Tensor", lambda weight: weight.clone())
     _mix_in_float32()
+    _see_fast()
     _draft()
 
     from vllm.models.deepseek_v4.cpu import cpu_mla

@@ -58,8 +58,11 @@ def test_prefill_leaves_out_what_decode_must_compute_anew(kind: str, lookahead: 
         max_tokens=1,
     )
     request.get_skip_reading_prefix_cache.return_value = False
+    request.use_structured_output = False
     side.new_request(request)
     assert request.num_prompt_tokens == len(request.prompt_token_ids) == 20 - left_out
+    if left_out and lookahead:  # what a draft model takes for the next token is the next token
+        assert request.sampling_params.allowed_token_ids == [20 - left_out]
 
 
 @pytest.mark.parametrize(("kind", "may"), [("full", True), ("recurrent", True), ("window", False), ("chunk", False)])

@@ -96,6 +96,7 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
                 beyond,
                 EarlyChunks(kv_cache_config, vllm_config),
                 moving,
+                follows=vllm_config.num_prefill_lookahead_tokens > 0,
                 awaited=parallel.data_parallel_size > 1,  # vLLM sets 1 for ranks that share nothing
                 spread=RANK.search(transfer.engine_id) is not None and not parallel.data_parallel_external_lb,
             )

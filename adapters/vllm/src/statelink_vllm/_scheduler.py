@@ -69,6 +69,7 @@ class SchedulerSide:
         beyond: Tokens behind a request's own for which vLLM reserves blocks, for drafts.
         early: What is sent before the end of a prompt.
         moving: What moves to another server while it runs.
+        follows: Whether drafts are made by a model whose state of a token depends on the next one.
         awaited: Whether other ranks wait for the end of each step, as those of data parallelism do that share experts.
         spread: Whether vLLM chooses a rank of data parallelism for each answer to a prompt.
     """
@@ -83,11 +84,12 @@ class SchedulerSide:
         early: EarlyChunks,
         moving: Moving,
         *,
+        follows: bool,
         awaited: bool,
         spread: bool,
     ) -> None:
         self._options = options
-        self._awaited, self._spread = awaited, spread
+        self._follows, self._awaited, self._spread = follows, awaited, spread
         self._engine_id = engine_id
         self._cache = cache
         self._left_out = left_out
@@ -237,7 +239,7 @@ class SchedulerSide:
     def _cut_end(self, request: Any, asks: Wanted) -> str:
         """Leave out the last tokens of a prompt whose state is sent. Returns why that cannot be; empty if it is done.
 
-        Its client gets the token behind the ones that are left. So this is only for a router, which asks prefill for
+        Its client gets a token behind the ones that are left. So this is only for a router, which asks prefill for
         one token and drops it. One that goes on here has to have the whole prompt, and its state is sent at its end.
         """
         left_out = self._left_out
@@ -258,6 +260,10 @@ class SchedulerSide:
         whole = request.prompt_token_ids is None or request.get_skip_reading_prefix_cache()
         if whole or request.num_prompt_tokens <= left_out:
             return "the prompt has no state that decode can use"
+        if self._follows and not request.use_structured_output:
+            # A draft model takes what is sampled for the next token, and the router drops it: so it is the next token.
+            request.sampling_params = copy.copy(request.sampling_params)
+            request.sampling_params.allowed_token_ids = [request.prompt_token_ids[-left_out]]
         del request.prompt_token_ids[-left_out:]
         del request._all_token_ids[-left_out:]
         request.num_prompt_tokens -= left_out

@@ -202,23 +202,28 @@ def define() -> Any:
         write: Any,
         null: int,
         out: Any,
-        *speculation: Any,
+        accepted: Any,
+        starts: Any,
     ) -> None:
-        """One token of each request. What does not vary along a head comes expanded over it."""
+        """The next tokens of each request. What does not vary along a head comes expanded over it."""
 
         def by_head(given: Any) -> Any:
             return None if given is None else given.float().flatten(1)[:, 0]
 
-        for row in range(len(x)):
-            source = row if read is None else int(read.flatten()[row])
+        bounds = range(len(x) + 1) if starts is None else starts.tolist()
+        for request, (first, last) in enumerate(itertools.pairwise(bounds)):
+            reads = [request] if read is None else read[request].flatten().tolist()
+            writes = reads if write is None else write[request].flatten().tolist()
+            source = reads[0 if accepted is None else int(accepted[request]) - 1]
             if source == null:
                 continue
-            target = source if write is None else int(write.flatten()[row])
-            pace = by_head(dt[row]) + (0.0 if bias is None else by_head(bias))
-            pace = functional.softplus(pace) if softplus else pace
-            state, y = step(pool[source].float(), x[row].float(), pace, by_head(a), b[row], c[row], by_head(d))
-            pool[target] = state
-            out[row] = gated(y, None if z is None else z[row])
+            state = pool[source].float()
+            for row, target in zip(range(first, last), writes, strict=False):  # without drafts, fewer
+                pace = by_head(dt[row]) + (0.0 if bias is None else by_head(bias))
+                pace = functional.softplus(pace) if softplus else pace
+                state, y = step(state, x[row].float(), pace, by_head(a), b[row], c[row], by_head(d))
+                pool[target] = state
+                out[row] = gated(y, None if z is None else z[row])
 
     kernel(
         "selective_state_update_cpu(Tensor(a!) pool, Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor? d, "

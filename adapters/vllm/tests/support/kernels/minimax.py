@@ -208,9 +208,20 @@ def route(routing: Any) -> Any:
 
 
 def _allow_bytes() -> None:
-    """Let dense layers keep keys and values in FP8, which the stand-in for their attention does not take."""
-    from vllm import _custom_ops as ops
+    """Let dense layers keep keys and values in FP8, which the stand-in for their attention does not take.
 
+    vLLM's own kernel needs a processor with AVX-512 for that. The stand-in runs on any.
+    """
+    from vllm import _custom_ops as ops
+    from vllm.v1.attention.backends import cpu_attn
+
+    module: Any = cpu_attn
+    isa = module._get_attn_isa  # noqa: SLF001
+    module._get_attn_isa = lambda *given: isa(*given[:3])  # noqa: SLF001
+    known = module.CPUAttentionBackend.supports_kv_cache_dtype
+    module.CPUAttentionBackend.supports_kv_cache_dtype = classmethod(
+        lambda cls, kind: known(kind) or kind in cls.supported_kv_cache_dtypes
+    )
     keep, read = ops.cpu_attn_reshape_and_cache, ops.cpu_attention_with_kv_cache
 
     def kept(key: Any, value: Any, keys: Any, values: Any, *others: Any, **more: Any) -> None:

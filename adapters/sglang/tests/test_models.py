@@ -32,8 +32,11 @@ PLAIN_ROUTER = {"SGLANG_OPT_USE_BF16_ROUTER_GEMM": "0"}
 """By default MiniMax's router multiplies by a kernel of a card."""
 CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 CACHED = ["--disaggregation-decode-enable-radix-cache"]
-UNBUFFERED = OLDER or not {"STATELINK_PREFILL_PYTHON", "STATELINK_DECODE_PYTHON"}.isdisjoint(os.environ)
-"""Whether a server may be of a release that keeps prefixes of recurrent models on graphics cards alone."""
+MAY_BE_OLDER = OLDER or not {"STATELINK_PREFILL_PYTHON", "STATELINK_DECODE_PYTHON"}.isdisjoint(os.environ)
+"""Whether a server may be of an older release.
+
+These keep prefixes of recurrent models on graphics cards alone, and SGLang 0.5.22 chooses MiniMax's experts only there.
+"""
 
 OLD_TRANSFORMERS = int(transformers.__version__.split(".")[1]) < 19
 LACKS = {
@@ -136,7 +139,9 @@ def test_the_tokens_are_right(name: str, models: Callable[[str], Path], tmp_path
     case = CASES[name]
     if OLD_TRANSFORMERS and case.family in LACKS:
         pytest.skip(f"transformers {transformers.__version__} {LACKS[case.family]}")
-    if UNBUFFERED and "mamba" in case.moved:
+    if MAY_BE_OLDER and case.family == "minimax":
+        pytest.skip("the stand-ins for its kernels are for SGLang's newest release")
+    if MAY_BE_OLDER and "mamba" in case.moved:
         case = case._replace(common=(*case.common, "--disable-radix-cache"))
     model = models(case.family)
     right = list(_right(case, model, tmp_path))

@@ -197,10 +197,10 @@ def free_port() -> int:
     """A port at which nobody listens, and which no other call of this process returned.
 
     The kernel gives ports from 32,768 on to outgoing connections. One of those could take such a port before the server
-    binds it, so the port is below them. Mooncake's library listens at random ports from 15,000 to 17,000, so the port
-    is above those.
+    binds it, so the port is below them. Mooncake's library listens at random ports from 15,000 to 17,000, and SGLang's
+    ranks at random ones from 22,000 to 29,999, so the port is between those.
     """
-    free = sorted(set(range(17_001, 30_000)) - _given)
+    free = sorted(set(range(17_001, 22_000)) - _given)
     for port in random.sample(free, 1_000):
         with socket.socket() as listener, contextlib.suppress(OSError):
             listener.bind(("127.0.0.1", port))

@@ -11,13 +11,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Share"]
 
-MORE: Final = 2.0
-"""So many times what was seen of the line may leave this host: then nobody loses much who waits for a connection that
-sends again what was lost. More fills the line's queue, and what does not fit there is lost, too."""
+MORE: Final = 1.5
+"""So many times what was seen of the line may leave this host. If less were allowed, nobody would see that the line has
+become faster, and the others could not send more while one sends again what was lost. More fills the line's queue, and
+what does not fit there is lost."""
 REMEMBERED: Final = 32
 """Of so many times the best counts. At the beginning of a large push, TCP itself lets little go."""
-KNOWN: Final = 8
-"""After so many times, something is known of the line."""
+KNOWN: Final = 3
+"""After so many times, something is known of the line. TCP sends twice as much in each round trip at first."""
 LEAST_SECONDS: Final = 20e-3
 """Least seconds in which bytes are counted."""
 

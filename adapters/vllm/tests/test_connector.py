@@ -33,6 +33,20 @@ def scheduler_of(config: Any, cache: Cache) -> StatelinkConnector:
     return StatelinkConnector(config, KVConnectorRole.SCHEDULER, cache.config)
 
 
+def request_for(count: int) -> mock.MagicMock:
+    """A request for so many tokens, whose state is to be sent."""
+    request = mock.MagicMock(
+        request_id="r",
+        kv_transfer_params={"do_remote_decode": True},
+        prompt_token_ids=[*range(20)],
+        num_prompt_tokens=20,
+        max_tokens=count,
+    )
+    request.get_skip_reading_prefix_cache.return_value = False
+    request.use_structured_output = False
+    return request
+
+
 @pytest.mark.parametrize(
     ("kind", "lookahead", "left_out"),
     [
@@ -50,19 +64,21 @@ def test_prefill_leaves_out_what_decode_must_compute_anew(kind: str, lookahead: 
     """vLLM takes the last ``lookahead - 1`` tokens of a prompt for not yet final, whatever layers there are."""
     side = scheduler_of(config_of(lookahead), make_cache(KINDS[kind])).scheduler_side
     assert side.tokens(20) == 20 - left_out
-    request = mock.MagicMock(
-        request_id="r",
-        kv_transfer_params={"do_remote_decode": True},
-        prompt_token_ids=[*range(20)],
-        num_prompt_tokens=20,
-        max_tokens=1,
-    )
-    request.get_skip_reading_prefix_cache.return_value = False
-    request.use_structured_output = False
+    request = request_for(1)
     side.new_request(request)
     assert request.num_prompt_tokens == len(request.prompt_token_ids) == 20 - left_out
     if left_out and lookahead:  # what a draft model takes for the next token is the next token
         assert request.sampling_params.allowed_token_ids == [20 - left_out]
+
+
+@pytest.mark.parametrize(("lookahead", "refused"), [(1, False), (4, True)], ids=["EAGLE", "modules of MTP"])
+def test_a_draft_model_that_looks_several_tokens_ahead_has_no_state_of_an_end(
+    lookahead: int, refused: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    side = scheduler_of(config_of(lookahead), make_cache(KINDS["full"])).scheduler_side
+    with caplog.at_level("INFO"):
+        side.new_request(request_for(9))
+    assert ("a draft model that looks several tokens ahead" in caplog.text) is refused
 
 
 @pytest.mark.parametrize(("kind", "may"), [("full", True), ("recurrent", True), ("window", False), ("chunk", False)])

@@ -35,7 +35,8 @@ CACHED = ["--disaggregation-decode-enable-radix-cache"]
 MAY_BE_OLDER = OLDER or not {"STATELINK_PREFILL_PYTHON", "STATELINK_DECODE_PYTHON"}.isdisjoint(os.environ)
 """Whether a server may be of an older release.
 
-These keep prefixes of recurrent models on graphics cards alone, and SGLang 0.5.22 chooses MiniMax's experts only there.
+SGLang 0.5.21 keeps prefixes of recurrent models on graphics cards alone. Neither 0.5.21 nor 0.5.22 scales the weights
+of experts on a CPU, as MiniMax-M3 has them.
 """
 
 OLD_TRANSFORMERS = int(transformers.__version__.split(".")[1]) < 19

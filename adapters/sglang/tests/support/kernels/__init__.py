@@ -32,5 +32,5 @@ def after_imports() -> None:
         family.after_imports()
     if not newest.OLDER:
         deepseek_v4.after_imports()
-        minimax.after_imports()  # the Triton of the tests refuses a kernel of SGLang 0.5.22's
+        minimax.after_imports()  # the Triton of the tests refuses a kernel that SGLang 0.5.21 and 0.5.22 have
     torch.compiler.set_stance("force_eager")  # SGLang's plain functions are compiled for each shape otherwise

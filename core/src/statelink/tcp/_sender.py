@@ -165,7 +165,7 @@ class Sender:
         self._waker.wake()
 
     def pace(self, rate: float) -> None:
-        """Send so many bytes in a second at most, and any number with 0. Any thread; does not block."""
+        """Send at most so many bytes in a second over the connection that there is. See `Stream.pace`."""
         stream = self._stream
         if stream is not None:
             stream.pace(rate)

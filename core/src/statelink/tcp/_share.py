@@ -42,7 +42,7 @@ class Share:
         self._lock = threading.Lock()
         self._flying: list[tuple[Transfer, int]] = []
         self._moved = 0
-        """Bytes of batches that have ended."""
+        """Bytes of batches that have ended, also of those that failed: too high a rate limits nobody."""
         self._began = 0.0
         """When bytes are counted from."""
         self._before: int | None = None

@@ -39,7 +39,7 @@ class Senders:
     On the first one, a small batch waits for other small ones alone. A large batch, or a piece of one, goes to that of
     the others where the fewest wait. Another connection is made while some wait on all, and batches wait for it only as
     long as there is none. A long line gets all of them with its first large batch, since it takes round trips to make
-    one.
+    one. What its connections send together follows from what it was seen to move (`Share`).
 
     Args:
         make: Makes the sender of a connection, given its number. Raises `OSError` if the process has no file

@@ -5,6 +5,8 @@ It moves an NPU's memory by SDMA, or host memory by HOST_RDMA where STATELINK_AS
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from plugins.ascend.tests.library import MEMORY, OPTIONS, allocator, environment, moved_by
 
 from statelink_conformance import BackendTests
@@ -17,3 +19,7 @@ class TestAscend(BackendTests):
     environment = environment()
     allocator = allocator()
     moved_by = moved_by()
+    deviations: ClassVar = {
+        "test_closing_leaves_nothing_to_a_peer_that_stays": "the engine of a closed link stays until the next link "
+        "opens, since the library crashes the process if a peer leaves while it destroys one"
+    }

@@ -37,13 +37,9 @@ class Library(AnyLibrary):
         super().__init__()
         self.silent = ""
         self.code = CONNECTED
-        self.waits, self.goes_on, self.released = threading.Event(), threading.Event(), threading.Event()
+        self.waits, self.goes_on = threading.Event(), threading.Event()
         self.asked: list[str] = []
         self._one = threading.Lock()
-
-    def unInitialize(self) -> int:
-        self.released.set()
-        return 0
 
     def batch_transfer_sync_write(self, session: str, *_: object) -> int:
         assert self._one.acquire(blocking=False)
@@ -58,7 +54,7 @@ class Library(AnyLibrary):
 
 
 def opened_alone(link: str) -> AscendBackend:
-    """A backend, as soon as an earlier one of this process is gone: a thread of its own may still end it."""
+    """A backend, as soon as an earlier one of this process is gone: a contact of it may still go on."""
     until = time.monotonic() + PATIENCE
     while True:
         try:
@@ -109,7 +105,6 @@ class World:
         self.library = library
         self.silent, self.other, self.late = self.decodes = [Decode(link) for link in ("silent", "other", "late")]
         library.silent = self.silent.session
-        library.released.clear()
         self.threads = ThreadPoolExecutor()
         self.open(PATIENCE)
 
@@ -140,7 +135,6 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     yield world
     library.goes_on.set()
     world.backend.close()
-    assert library.released.wait(PATIENCE)
     world.threads.shutdown()
     for decode in world.decodes:
         decode.end()
@@ -190,19 +184,17 @@ def test_a_peer_that_went_while_it_waited_is_not_asked(world: World) -> None:
     assert world.library.asked == [world.silent.session]
 
 
-def test_a_close_leaves_the_end_to_a_contact_that_goes_on(world: World) -> None:
+def test_a_contact_that_goes_on_after_a_close_refuses_other_links(world: World) -> None:
     silent = world.connect_to_the_silent()
     world.backend.close()
     world.backend.close()
-    assert not world.library.released.is_set()
     assert "the backend is closed" in world.connect(world.other)
     lingers = rf"the library still waits for the engine at {re.escape(world.silent.session)} of silent"
     with pytest.raises(BackendUnavailableError, match=lingers):
         world.open(PATIENCE)
     world.library.goes_on.set()
     silent.result()
-    assert world.library.released.wait(PATIENCE)
-    world.open(PATIENCE)
+    opened_alone("again").close()
 
 
 def test_first_contact_that_seems_to_succeed(world: World) -> None:
@@ -212,5 +204,3 @@ def test_first_contact_that_seems_to_succeed(world: World) -> None:
     world.library.code = CONNECTED
     assert world.connect(world.other) == ""
     assert world.library.asked == [world.other.session] * 2
-    world.backend.close()
-    assert world.library.released.is_set()

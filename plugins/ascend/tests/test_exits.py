@@ -1,4 +1,4 @@
-"""A process that exits while the library still ends its engine."""
+"""Two processes that end at once, as a prefill and a decode do whose fleets are stopped together."""
 
 from __future__ import annotations
 
@@ -6,59 +6,58 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 ENDS = """
-import builtins, os, sys, threading, time
-from memfabric_hybrid import TransferEngine
-from statelink.backend import BackendContext
+import sys
+from npu_memory import Memory
+from statelink.backend import BackendContext, Region
 from statelink_ascend import AscendBackend, Options
 
-ending, closed, library, tasks = threading.Event(), threading.Event(), TransferEngine.destroy, []
-
-def destroy(engine):
-    "Runs on a thread of the plugin."
-    tasks.append(f"/proc/self/task/{threading.get_native_id()}")
-    closed.wait()
-    ending.set()
-    return library(engine)
-
-class Last:
-    "Goes when the interpreter has told its threads to end. Then waits until the library has ended the engine."
-
-    def __del__(self, tasks=tasks, os=os, time=time):
-        until = time.monotonic() + 5
-        while os.path.exists(tasks[0]) and time.monotonic() < until:
-            time.sleep(0.01)
-
-TransferEngine.destroy = destroy
-context = BackendContext(link="here", role="decode", host="127.0.0.1", options=Options(connect_timeout=0.01))
-AscendBackend(context).close()
-builtins._ = Last()  # the first thing that the interpreter drops when it ends
-sys.setswitchinterval(10)  # that thread keeps the interpreter until it is in the library
-closed.set()
-ending.wait()
-sys.exit(3)
-"""
-LATE = """
-import sys, threading
-from statelink.backend import BackendContext
-from statelink_ascend import AscendBackend, Options
-
-def start(thread):
-    raise RuntimeError("can't create new thread at interpreter shutdown")
-
-backend = AscendBackend(BackendContext(link="here", role="decode", host="127.0.0.1", options=Options()))
-threading.Thread.start = start
+role, other = sys.argv[1:]
+memory = Memory("npu:0", 1 << 20)
+regions = [Region(memory.address, 1 << 20, "npu:0")]
+backend = AscendBackend(BackendContext(link=role, role=role, host="127.0.0.1", options=Options()))
+backend.register(regions)
+print(backend.descriptor().hex(), flush=True)
+backend.connect(other, bytes.fromhex(sys.stdin.readline()), regions)
+print("connected", flush=True)
+sys.stdin.readline()
 backend.close()
 sys.exit(3)
 """
+ROUNDS = 5
 
 
-@pytest.mark.parametrize("code", [ENDS, LATE], ids=["waits", "starts no thread"])
-def test_an_exit_keeps_its_status(library: dict[str, str], code: str) -> None:
-    """Without that, the library aborts the process. With Python 3.12 and newer, `atexit` can start no thread for it."""
-    command = [sys.executable, "-c", code]
-    env = {**os.environ, **library}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=90, check=False)
-    assert done.returncode == 3, done.stderr[-4000:]
+def start(role: str, other: str, library: dict[str, str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", ENDS, role, other]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env={**os.environ, **library}, text=True, stdin=pipe, stdout=pipe, stderr=pipe)
+
+
+def tell(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_both_keep_their_exit_status(library: dict[str, str], standin: None) -> None:
+    """The library crashes a process in which it destroys an engine while a peer of that ends."""
+    for _ in range(ROUNDS):
+        prefill, decode = both = [start("prefill", "decode", library), start("decode", "prefill", library)]
+        try:
+            descriptors = [said(each) for each in both]
+            for each, descriptor in ((prefill, descriptors[1]), (decode, descriptors[0])):
+                tell(each, descriptor)
+                assert said(each) == "connected"
+            for each in both:
+                tell(each, "end")
+            done = [each.communicate(timeout=60)[1] for each in both]
+            assert [each.returncode for each in both] == [3, 3], done
+        finally:
+            for each in both:
+                each.kill()
+                each.communicate()

@@ -139,7 +139,7 @@ def test_memory_of_another_device(make: Make) -> None:
     with pytest.raises(TransferError, match=r"region 0 could not .*of npu:3 at 0x.*: the engine runs on device_id 0"):
         peer.open("decode")
     peer.close()
-    with pytest.raises(BackendUnavailableError, match=r"-1 \(failed\).*; this process was on device_id 0, and"):
+    with pytest.raises(BackendUnavailableError, match="this process was on device_id 0, and the library"):
         peer.open("decode", device_id=3)
     peer.kill()
     prefill, decode = make("prefill", kind="npu:3"), make("decode", kind="npu:3")

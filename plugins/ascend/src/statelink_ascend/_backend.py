@@ -48,8 +48,17 @@ RETRY_SECONDS = 0.02
 BRIEF_SECONDS = 3.0
 """Seconds in which a peer has to answer while others wait."""
 
+_former: list[Any] = []
+"""The engine of the last link that was closed. It is destroyed when the next link of the process opens.
+
+From a call of ``destroy`` until that of ``unInitialize`` has ended, which takes up to two seconds, a thread of the
+library still tells an engine that a peer has left (`NotifyPeerDown`), although the engine is gone. The process gets
+SIGSEGV then. Two fleets that are stopped together would meet that, so a process that ends destroys nothing.
+"""
 _abandoned: list[Any] = []
-"""Engines that are left as they are: the library may crash the process if one that failed to move is destroyed."""
+"""Engines that failed to move, which are never destroyed: the peer may have ended, and the library may still say so."""
+_ending: threading.Thread | None = None
+"""Destroys the former engine."""
 _taken = threading.Lock()
 """Held while a link of this process has an engine. The library serves one at a time: a second start breaks it."""
 _last: Contacts | None = None
@@ -124,12 +133,22 @@ class AscendBackend(Backend):
             self._library = Library(options.data_op_type)
         except Exception as error:  # whatever its native modules raise
             raise BackendUnavailableError(f"MemFabric cannot be used: {error}", hint=HINT, **who) from error
+        if _device not in (None, options.device_id):
+            what = f"this process was on device_id {_device}, and the library keeps to that"
+            hint = "open a link on another NPU in another process"
+            raise BackendUnavailableError(what, hint=hint, **who)
         if not _taken.acquire(blocking=False):
             what = "this process has a link over MemFabric, and the library starts once in a process"
             waits = _last.lingers() if _last else ""
-            cause = f"that link is closed, and the library still waits for {waits}" if waits else ""
+            cause = f"that link is closed, and the library still waits for the engine at {waits}" if waits else ""
             hint = "see whether that peer still runs" if waits else "close that link"
             hint += ", or open this one in another process"
+            raise BackendUnavailableError(what, cause=cause, hint=hint, **who)
+        cause = self._end_former(options.connect_timeout)
+        if cause:
+            _taken.release()
+            what = "the engine of this process's last link has not ended"
+            hint = "see whether each of its peers still runs, or open this link in another process"
             raise BackendUnavailableError(what, cause=cause, hint=hint, **who)
         self._options = options
         self._link = context.link
@@ -141,6 +160,7 @@ class AscendBackend(Backend):
         self._engine: Any = self._library.engine
         self._door: Door | None = None
         self._closing = False
+        self._started = False
         self._broken = False
         """Whether a move has failed."""
         try:
@@ -149,13 +169,12 @@ class AscendBackend(Backend):
             reason = self._library.start(session(context.host, 0), self._role, options.device_id, options.nic)
         except Exception as error:  # whatever its native modules raise
             reason = f"{type(error).__name__}: {error}"
+        self._started = not reason
         if _device is None and not reason:
             _device = options.device_id
         if reason:
             self.close()
-            kept = _device not in (None, options.device_id)
-            why = [f"this process was on device_id {_device}, and the library keeps to that"] if kept else missing()
-            cause = "; ".join([reason, *why])
+            cause = "; ".join([reason, *missing()])
             raise BackendUnavailableError("MemFabric's engine could not be started", cause=cause, **who)
 
     @classmethod
@@ -268,15 +287,14 @@ class AscendBackend(Backend):
         """Does nothing, because the library has no transfers in progress."""
 
     def disconnect(self, peer: str) -> None:
-        """Forget a peer. The library keeps its connection until the engine is destroyed."""
+        """Forget a peer. The library keeps its connection until the process ends."""
         self._peers.pop(peer, None)
 
     def close(self) -> None:
-        """Destroy the engine, which takes seconds. Returns after `connect_timeout` at the latest.
+        """Use the engine no more. Blocks for a moment.
 
-        The library takes leave of every peer, and waits for one that stands still. The engine is then destroyed later,
-        and an exit of the process waits a few seconds for that.
-        If a first contact still waits, it destroys the engine when it ends.
+        The engine stays, and with it what is registered, until the next link of this process opens. If a first contact
+        still waits, no other link can be opened before it ends.
         """
         self._closing = True
         self._peers.clear()
@@ -309,32 +327,36 @@ class AscendBackend(Backend):
         reason = reason or "it took an empty batch, so this version connects in another way"
         return f"its engine at {session} cannot be reached: {reason}"
 
-    def _release(self) -> None:
-        """Destroy the engine, on a thread of its own, and wait for a while. `Contacts` calls it once.
+    def _end_former(self, seconds: float) -> str:
+        """Destroy the engine of this process's last link. Returns why it did not end in so many seconds, or nothing."""
+        global _ending
+        if _former:
+            end = partial(self._library.end, _former[0])
+            ending = threading.Thread(target=end, name="statelink-ascend-end", daemon=True)
+            try:
+                ending.start()
+            except RuntimeError as error:
+                return f"no thread can be started that ends it: {error}"
+            leave_in_library(ending)
+            _ending = ending
+            _former.clear()
+        if _ending is not None:
+            _ending.join(seconds)
+            if _ending.is_alive():
+                return "the library takes leave of its peers, and one does not answer"
+        return ""
 
-        An engine that failed to move is left as it is: if its peer has ended, the library tells so to an engine that is
-        destroyed already, and the process gets SIGSEGV.
+    def _release(self) -> None:
+        """Leave the engine, so that the next link can start another one. `Contacts` calls it once.
+
+        An engine that did not start has met no peer, and is destroyed: otherwise the next one would not start, either.
         """
         engine, self._engine = self._engine, None
-        ending = threading.Thread(target=self._end, args=(engine,), name="statelink-ascend-end", daemon=True)
-        try:
-            if not self._broken:
-                ending.start()
-                leave_in_library(ending)
-                ending.join(self._options.connect_timeout)
-                return
-        except RuntimeError:  # no thread starts once the interpreter ends; the engine then goes with the process
-            pass
-        _abandoned.append(engine)
+        if self._started:
+            (_abandoned if self._broken else _former).append(engine)
+        else:
+            self._library.end(engine)
         _taken.release()
-
-    def _end(self, engine: Any) -> None:
-        """Runs on that thread."""
-        try:
-            for end in (engine.destroy, engine.unInitialize):
-                self._library.call(end)  # an error must stop neither the other call nor the next link
-        finally:
-            _taken.release()
 
     def _open(self) -> Any:
         if self._closing:

@@ -125,8 +125,5 @@ class Contacts:
             self._release()
 
     def lingers(self) -> str:
-        """What the library still waits for after `close`, as a clause, or nothing."""
-        contact = self._contact
-        if not self._closed:
-            return ""
-        return f"the engine at {contact}" if contact else "a peer that does not answer, of which it takes leave"
+        """Which engine the library still waits for after `close`, or nothing."""
+        return str(self._contact) if self._closed and self._contact else ""

@@ -72,6 +72,11 @@ class Library:
             reason = f"it started without a port, which it says is {port!r}"
         return reason
 
+    def end(self, engine: Any) -> None:
+        """Destroy an engine. Takes seconds, and waits for each of its peers that stands still."""
+        for call in (engine.destroy, engine.unInitialize):
+            self.call(call)  # an error must stop neither the other call nor the next link
+
     def call(self, function: Callable[..., int], *arguments: Any) -> tuple[int, str]:
         """The code that a call returned, and its text if it is not 0.
 

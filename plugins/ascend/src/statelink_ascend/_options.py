@@ -19,8 +19,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         data_op_type: A name in MemFabric's ``TransDataOpType``. ``HOST_RDMA`` moves host memory, the others an NPU's.
         device_id: The NPU, as it is numbered after ``ASCEND_RT_VISIBLE_DEVICES``.
         nic: For ``HOST_RDMA``, this host's RDMA address: ``tcp://ip:port``.
-        connect_timeout: Seconds in which a peer has to answer when it is connected, then to become visible, and in the
-            end to be left. The library itself waits for two minutes.
+        connect_timeout: Seconds in which a peer has to answer when it is connected, and then to become visible. The
+            library itself waits for two minutes.
     """
 
     data_op_type: str = "SDMA"

@@ -73,11 +73,13 @@ def test_a_router_may_send_to_both_at_once(equals: Pair) -> None:
 def test_most_of_a_long_prompt_moves_while_the_rest_is_computed(equals: Pair) -> None:
     """Prefill takes 64 tokens at a time, and a block has 32."""
     prompt = prompt_of(9, 960)
+    before = equals.moved()[0]
     said = {"transfer_id": "xfer-9", "do_remote_prefill": True, "remote_engine_id": "engine-0"}
     equals.decode.add("long", prompt, 8, said)
     equals.decode.ask()
     equals.prefill.add("long", prompt, 1, {**PREFILL, "transfer_id": "xfer-9"})
     assert equals.decode.result("long").tokens == equals.alone(prompt)
+    assert equals.moved()[0] == before + 1, "decode did not compute it"
     equals.settled()
     chunks = equals.prefill.ask()["chunks"][-1]
     assert chunks > 5, "the last one is pushed when the prompt is computed, and the others before"

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 PERIOD = 0.02
 """Seconds between two requests, and between two rooms that nobody serves."""
-DEADLINE, PATIENCE = 0.5, 100.0
-"""Seconds that a room has that nobody serves, and those that a request has."""
+DEADLINE, PATIENCE = 0.5, 40.0
+"""Seconds that a room has that nobody serves, and those that a request has: fewer than a test waits for the end."""
 TOKENS = 16  # one page
 FIRST = 1_000_000
 LONELY = {"prefill": 2 * FIRST, "decode": 3 * FIRST}

@@ -79,7 +79,7 @@ def test_most_of_a_long_prompt_moves_while_the_rest_is_computed(equals: Pair) ->
     equals.decode.ask()
     equals.prefill.add("long", prompt, 1, {**PREFILL, "transfer_id": "xfer-9"})
     assert equals.decode.result("long").tokens == equals.alone(prompt)
-    assert equals.moved()[0] == before + 1, "decode did not compute it"
+    assert equals.moved()[0] == before + 1, "decode has computed it"
     equals.settled()
     chunks = equals.prefill.ask()["chunks"][-1]
     assert chunks > 5, "the last one is pushed when the prompt is computed, and the others before"

@@ -287,7 +287,7 @@ class AscendBackend(Backend):
         """Does nothing, because the library has no transfers in progress."""
 
     def disconnect(self, peer: str) -> None:
-        """Forget a peer. The library keeps its connection until the process ends."""
+        """Forget a peer. The library keeps its connection until the engine is destroyed."""
         self._peers.pop(peer, None)
 
     def close(self) -> None:
